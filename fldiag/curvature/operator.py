@@ -144,6 +144,14 @@ class Differences:
         length = float(v.double().norm())
         return finite(self.along(v / length, self.step) * length) if length else v.double()
 
+    def noise(self) -> float:
+        """The relative error of a product, as the step decides it: that along the image of the gradient with half the step."""
+        v = self.gradient(self.w)
+        v = self(v if bool(v.any()) else torch.ones_like(v))
+        v = v / v.norm()
+        whole, half = (self.along(v, self.step * factor) for factor in (1, 0.5))
+        return float((whole - half).norm() / whole.norm())
+
     def along(self, v: Tensor, step: float) -> Tensor:
         """The product with v of unit length, by steps of this length."""
         ahead, behind = ((self.w.double() + s * v.double()).to(self.w) for s in (step, -step))

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_hex
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 from pydantic import Field
 from scipy.interpolate import RectBivariateSpline
 from scipy.ndimage import minimum_filter
@@ -45,21 +43,21 @@ POINTS, LEVELS, CHECKS, RTOL = 41, (4, 2, 1), 16, 0.005
 #: A loss that spans more than this factor is drawn as its logarithm.
 WIDE = 30
 #: Points of the drawn surface along an axis; checkpoints of a run that a trajectory shows at most; surfaces in a row.
-FINE, LONGEST, PER_ROW = 161, 50, 4
+FINE, LONGEST, PER_ROW = 121, 50, 4
 #: Directions -> what the two axes are.
 AXES = {
     "eigen": ("eigenvector 1", "eigenvector 2"),
     "random": ("random direction 1", "random direction 2"),
     "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"),
     "pca": ("principal axis 1", "principal axis 2"),
+    None: ("direction 1", "direction 2"),
 }
-SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-SUMMARY = {
+COLUMNS = {
     "run": "checkpoint",
     "slice": "slice",
-    "n": "n",
+    "n_examples": "n",
     "loss": "loss",
-    "lambda_1": "λ1",
+    "value": "λ1",
     "residual": "± (residual)",
     "converged": "converged",
 }
@@ -71,8 +69,7 @@ def loss_at(shared: tuple[Problem, Tensor], place: tuple[float, float]) -> tuple
     """Loss and standard error at w + x d1 + y d2; of many points computed side by side."""
     problem, axes = shared
     offset = torch.tensor(place, dtype=torch.float64).to(problem.device) @ axes
-    scores = problem.scores(problem.w.double() + offset)
-    return scores.loss, scores.stderr
+    return problem.loss(problem.w.double() + offset)
 
 
 def is_wide(losses: np.ndarray) -> bool:
@@ -80,54 +77,55 @@ def is_wide(losses: np.ndarray) -> bool:
     return bool(losses.min() > 0 and losses.max() > WIDE * losses.min())
 
 
+def lattice(level: int) -> list[tuple[int, int]]:
+    """The indices (of x, of y) of every ``level``-th line, row by row."""
+    return [(i, j) for j in range(0, POINTS, level) for i in range(0, POINTS, level)]
+
+
 def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray, seed: int) -> list[Row]:
     """The losses at a nested subset of the grid, and how far the spline through it misses others."""
     values: dict[tuple[int, int], tuple[float, Any]] = {}
-    miss: float | None = None
 
     def evaluate(places: Sequence[tuple[int, int]]) -> np.ndarray:
         new = [place for place in places if place not in values]
         points = [(float(axis[i]), float(axis[j])) for i, j in new]
-        losses = workspace().map(
-            loss_at, (problem, axes), points, name="point {0[0]:g}, {0[1]:g}".format
-        )
+        name = "point {0[0]:g}, {0[1]:g}".format
+        losses = workspace().map(loss_at, (problem, axes), points, name=name)
         values.update(zip(new, losses, strict=True))
         return np.array([values[place][0] for place in places])
 
-    for level, finer in zip(LEVELS, [*LEVELS[1:], 0], strict=True):
-        index = list(range(0, POINTS, level))
-        losses = evaluate([(i, j) for j in index for i in index]).reshape(len(index), -1)
-        miss = None
-        if not finer or not np.isfinite(losses).all():
+    rows: list[Row] = []
+    for level in LEVELS:
+        coarse = axis[::level]
+        losses = evaluate(lattice(level)).reshape(len(coarse), -1)
+        if level == 1 or not np.isfinite(losses).all():
             continue
-        inner = [(i, j) for j in range(0, POINTS, finer) for i in range(0, POINTS, finer)]
-        others = [place for place in inner if place not in values]
-        draws = numpy_rng(seed, "points to check a spline at", level).choice(
-            len(others), CHECKS, replace=False
-        )
-        chosen = [others[i] for i in draws]
+        others = [place for place in lattice(level // 2) if place not in values]
+        rng = numpy_rng(seed, "points to check a spline at", level)
+        checks = [others[i] for i in rng.choice(len(others), CHECKS, replace=False)]
         height = np.log if is_wide(losses) else np.positive
-        expected = RectBivariateSpline(axis[index], axis[index], height(losses)).ev(
-            *(axis[[place[k] for place in chosen]] for k in (1, 0))
-        )
-        errors = np.abs(height(np.maximum(evaluate(chosen), 1e-300)) - expected)
-        miss = float(errors.max() / (np.ptp(height(losses)) or 1.0))
+        spline = RectBivariateSpline(coarse, coarse, height(losses))
+        i, j = np.transpose(checks)
+        errors = height(np.maximum(evaluate(checks), 1e-300)) - spline.ev(axis[j], axis[i])
+        miss = float(np.abs(errors).max() / (np.ptp(height(losses)) or 1.0))
         if miss <= RTOL:
+            rows = [
+                {
+                    "metric": "interpolation_error",
+                    "estimator": "spline",
+                    "value": miss,
+                    "index": CHECKS,
+                }
+            ]
             break
-    rows: list[Row] = [
-        {"x": float(axis[i]), "y": float(axis[j]), "value": value, "stderr": stderr}
-        for (i, j), (value, stderr) in values.items()
-    ]
-    rows = [{"metric": "loss", "estimator": "exact", **row} for row in rows]
-    error: Row = {"metric": "interpolation_error", "estimator": "spline", "value": miss}
-    return rows if miss is None else [*rows, {**error, "index": CHECKS}]
+    for (i, j), (value, stderr) in values.items():
+        row: Row = {"metric": "loss", "estimator": "exact", "value": value, "stderr": stderr}
+        rows.append({**row, "x": float(axis[i]), "y": float(axis[j])})
+    return rows
 
 
 def trajectory(problems: Sequence[Problem]) -> list[Problem]:
-    """The checkpoints of the run that a problem was opened from, or several problems, in the order of their rounds.
-
-    Raises FldiagError for fewer than three, which have no plane of their own.
-    """
+    """The checkpoints of the run that a problem was opened from, or several problems, in the order of their rounds."""
     problems = list(problems)
     if len(problems) == 1 and problems[0].run is not None:
         (last,), run = problems, problems[0].run
@@ -135,52 +133,42 @@ def trajectory(problems: Sequence[Problem]) -> list[Problem]:
         stored = [run.checkpoint(run.rounds[int(i)]) for i in places]
         problems = [last.at(c.state, labels={**last.labels, "round": c.round}) for c in stored]
     numbers = [p.labels.get("round") for p in problems]
-    if None not in numbers and len(set(numbers)) == len(numbers):
-        problems.sort(key=lambda p: p.labels["round"])
-    if len(problems) < 3:
-        raise FldiagError(
-            f"a trajectory needs at least three checkpoints, and there are {len(problems)}",
-            "give a run folder with more rounds (checkpoint.every), or more files",
-            usage=True,
-        )
-    return problems
+    is_ordered = None not in numbers and len(set(numbers)) == len(numbers)
+    return sorted(problems, key=lambda p: p.labels["round"]) if is_ordered else problems
 
 
 def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, list[Row], float]:
     """Of the plane through models: the one at the origin, the axes, rows of the models' places, and the farthest coordinate."""
     is_plane = kind == "plane"
-    if is_plane and len(problems) != 3:
+    problems = problems if is_plane else trajectory(problems)
+    if len(problems) < 3 or (is_plane and len(problems) > 3):
         raise FldiagError(
-            f"a plane goes through three checkpoints, and there are {len(problems)}",
-            "give three",
+            f"a trajectory needs at least three checkpoints, a plane three, and there are {len(problems)}",
+            "give three files, or of a trajectory a run folder with more rounds (checkpoint.every)",
             usage=True,
         )
-    problems = problems if is_plane else trajectory(problems)
-    origin = problems[0 if is_plane else -1]
+    origin, rows = problems[0 if is_plane else -1], list[Row]()
     points = offsets(problems, origin)
-    rows: list[Row] = []
     if is_plane:
         axes = plane_axes(points[1:])
     else:
         axes, shares = principal_axes(points)
-        about: Row = {"metric": "explained_variance", "estimator": "exact"}
-        rows = [{**about, "index": i + 1, "value": float(s)} for i, s in enumerate(shares)]
+        share: Row = {"metric": "explained_variance", "estimator": "exact"}
+        rows += [{**share, "index": i, "value": float(s)} for i, s in enumerate(shares, start=1)]
     places = points @ axes.T
     for i, (p, point, place) in enumerate(zip(problems, points, places, strict=True)):
-        scores = p.scores() if is_plane else origin.scores(p.w)
+        value, stderr = p.loss() if is_plane else origin.loss(p.w)
         x, y = place.tolist()
-        common: Row = {"index": i, "x": x, "y": y, "estimator": "exact"}
-        common |= {} if is_plane else {"round": p.labels.get("round")}
-        row: Row = {"metric": "point" if is_plane else "trajectory", "value": scores.loss}
-        rows.append({**common, **row, "stderr": scores.stderr})
+        row: Row = {"index": i, "x": x, "y": y, "estimator": "exact", "metric": "point"}
         if not is_plane:
+            row |= {"metric": "trajectory", "round": p.labels.get("round")}
             away = float((point - place @ axes).norm())
-            rows.append({**common, "metric": "projection_error", "value": away})
+            rows.append({**row, "metric": "projection_error", "value": away})
+        rows.append({**row, "value": value, "stderr": stderr})
     if origin.buffers:
         which = "first" if is_plane else "last"
-        warnings.warn(
-            f"the surface has the buffers of the {which} checkpoint everywhere", stacklevel=3
-        )
+        text = f"the surface has the buffers of the {which} checkpoint everywhere"
+        warnings.warn(text, stacklevel=3)
     return origin, axes, rows, float(places.abs().max())
 
 
@@ -189,46 +177,31 @@ def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, li
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Sharpness at the centre, and how far the surface can be trusted."""
-    parts = {str(run): part for run, part in frame.groupby("run", sort=False)}
-    rows, columns = [], dict(SUMMARY)
-    for run, part in parts.items():
-        centre = only(part, metric="loss", x=0, y=0)
-        row: Row = {"run": run, "slice": centre["slice"].iloc[0], "loss": number(centre)}
-        row["n"] = int(centre["n_examples"].iloc[0])
-        for name, metric, column in (
-            ("lambda_1", "eigenvalue", "value"),
-            ("residual", "eigenvalue", "residual"),
-        ):
-            row[name] = number(part, metric, index=1, column=column)
-        if row["lambda_1"] is not None:
-            row["converged"] = bool(only(part, metric="eigenvalue")["converged"].all())
-        ratio, k = (number(part, "eigenvalue_ratio", column=c) for c in ("value", "index"))
-        if ratio is not None:
-            row["ratio"], columns["ratio"] = ratio, f"λ1/λ{k:.0f}"
+    grids = surfaces(frame)
+    rows, columns = [], dict(COLUMNS)
+    for grid in grids:
+        centre = only(grid.rows, metric="loss", x=0, y=0).iloc[0]
+        row = {**centre[["run", "slice", "n_examples"]], "loss": centre["value"]}
+        values = only(grid.rows, metric="eigenvalue")
+        if len(values):
+            row |= values[["value", "residual"]].iloc[0].to_dict()
+            row["converged"] = bool(values["converged"].all())
+        for ratio in only(grid.rows, metric="eigenvalue_ratio").itertuples():
+            row["ratio"], columns["ratio"] = ratio.value, f"λ1/λ{ratio.index}"
         rows.append(row)
     yield Small(rows, columns)
-    for run, part in parts.items():
-        lead = f"{run}: " if len(parts) > 1 else ""
-        count, miss = len(only(part, metric="loss")), number(part, "interpolation_error")
+    for grid in grids:
+        lead = f"{grid.run}: " if len(grids) > 1 else ""
+        miss = number(grid.rows, "interpolation_error")
         if miss is not None:
+            count = len(only(grid.rows, metric="loss"))
             yield Say(
                 f"{lead}{count:,} of {POINTS**2:,} points evaluated; the spline through them misses {CHECKS} others by at most "
                 f"{100 * miss:.2g} % of the range"
             )
-        values = only(part, metric="eigenvalue").sort_values("index")
-        floor = values["residual"].clip(lower=1e-6 * values["value"].abs().max())
-        for i in values.loc[values["value"].abs() <= floor, "index"]:
-            if i <= 2:
-                yield Note(
-                    f"{lead}eigenvalue {i} is zero within its error: its direction is arbitrary"
-                )
-        shares = only(part, metric="explained_variance")["value"]
-        if len(shares):
-            away = only(part, metric="projection_error")["value"].max()
-            yield Say(
-                f"{lead}the plane explains {100 * shares.sum():.1f} % of the variance of "
-                f"{len(only(part, metric='trajectory')):,} checkpoints; the farthest is {away:.3g} away from it"
-            )
+        values = only(grid.rows, metric="eigenvalue", index=[1, 2])
+        if (values["value"].abs() <= values["residual"]).any():
+            yield Note(f"{lead}an eigenvalue is zero within its error: its direction is arbitrary")
 
 
 # -- what is drawn
@@ -236,7 +209,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class Surface:
-    """The evaluated part of a run's grid: ``axis`` [m] and ``losses`` [m, m], rows are y; and the run's other rows."""
+    """The evaluated part of a run's grid: ``axis`` [m] and ``losses`` [m, m], rows are y; and all rows of the run."""
 
     run: str
     axis: np.ndarray
@@ -245,11 +218,12 @@ class Surface:
 
     def numbers(self) -> str:
         """λ1 and its ratio, by the index that it has."""
-        top = number(self.rows, "eigenvalue", index=1)
-        ratio, k = (number(self.rows, "eigenvalue_ratio", column=c) for c in ("value", "index"))
-        texts = [] if top is None else [f"λ₁ = {style.number(top, 3)}"]
-        if ratio is not None:
-            texts.append(f"λ₁/λ{str(int(k or 0)).translate(SUBSCRIPTS)} = {style.number(ratio, 3)}")
+        names = {"eigenvalue": "λ₁", "eigenvalue_ratio": "λ₁/λ"}
+        texts = []
+        for metric, name in names.items():
+            for row in only(self.rows, metric=metric).head(1).itertuples():
+                name += chr(0x2080 + row.index) if name.endswith("λ") else ""
+                texts.append(f"{name} = {style.number(row.value, 3)}")
         return ", ".join(texts)
 
 
@@ -259,80 +233,60 @@ def surfaces(frame: pd.DataFrame) -> list[Surface]:
     for run in dict.fromkeys(frame["run"]):
         rows = only(frame, run=run)
         points = only(rows, metric="loss").dropna(subset=["x", "y"])
-        span = points["x"].abs().max()
-        places = (points[["y", "x"]].to_numpy(float) / span + 1) * (POINTS // 2)
-        grid, mask = np.full((POINTS, POINTS), np.nan), np.zeros((POINTS, POINTS), bool)
-        index = tuple(places.round().astype(int).T)
-        grid[index], mask[index] = points["value"].to_numpy(float), True
-        for level in reversed(LEVELS):
-            if mask[::level, ::level].all():
-                axis = np.linspace(-span, span, POINTS)[::level]
-                result.append(Surface(str(run), axis, grid[::level, ::level], rows))
-                break
-        else:
+        levels = [n for n in LEVELS if len(points) >= len(lattice(n))]
+        if not levels:
             raise FldiagError(f"run {run!r} has no whole grid of losses", "compute it again")
+        axis = np.linspace(-1, 1, POINTS) * points["x"].max()
+        grid = np.full((POINTS, POINTS), np.nan)
+        y, x = (np.searchsorted(axis, points[c] - 1e-3 * axis[-1]) for c in ("y", "x"))
+        grid[y, x], step = points["value"], slice(None, None, levels[-1])
+        result.append(Surface(str(run), axis[step], grid[step, step], rows))
     return result
 
 
-@dataclass(frozen=True)
 class Scale:
-    """The heights that all surfaces share: losses or, where they span much, their logarithms, from ``low`` to ``high``.
+    """The heights that all surfaces share, from ``low`` to ``high``: losses or, where they span much, their logarithms.
 
-    ``high`` is the largest, unless a few corners explode: then 1.5 times the 95th percentile, above the lowest.
+    ``heights``: of each surface on the ``axis`` [f] of its own, the spline through its losses [f, f]. ``high`` is the largest
+    height or, where a few corners explode, 1.5 times the 95th percentile, above the lowest.
     """
 
-    is_log: bool
-    low: float
-    high: float
-    is_cut: bool
-
-    @staticmethod
-    def of(grids: Sequence[Surface]) -> Scale:
-        """Raises FldiagError where no loss is finite."""
-        losses = np.concatenate([g.losses.ravel() for g in grids])
+    def __init__(self, grids: Sequence[Surface]):
+        losses = np.concatenate([grid.losses.ravel() for grid in grids])
         losses = losses[np.isfinite(losses)]
         if not len(losses):
             raise FldiagError("no loss of the landscape is finite", "choose a smaller --span")
-        is_log = is_wide(losses)
-        heights = np.log10(losses) if is_log else losses
-        low, high = float(heights.min()), float(heights.max())
-        limit = low + 1.5 * float(np.quantile(heights, 0.95) - low)
-        is_cut = low < limit < high or len(losses) < sum(g.losses.size for g in grids)
-        top = min(limit, high) if is_cut else high
-        return Scale(is_log, low, max(top, low + 1e-6 * (1 + abs(low))), is_cut)  # also a flat one
+        self.is_log = is_wide(losses)
+        height = np.log10 if self.is_log else np.positive
+        self.low, most, top = (float(np.quantile(height(losses), q)) for q in (0, 0.95, 1))
+        self.high = self.low + (min(1.5 * (most - self.low), top - self.low) or 1.0)
+        self.axes, self.heights = [], []
+        for grid in grids:
+            # a spline through higher ones would swing
+            z = np.fmin(height(grid.losses), 2 * self.high - self.low)
+            fine = np.linspace(grid.axis[0], grid.axis[-1], FINE)
+            z = RectBivariateSpline(grid.axis, grid.axis, z)(fine, fine)
+            self.axes.append(fine)
+            self.heights.append(np.clip(z, self.low, top))
 
-    def heights(self, grid: Surface) -> tuple[np.ndarray, np.ndarray]:
-        """A fine axis, and the heights of the spline on it."""
-        finite = np.isfinite(grid.losses)
-        losses = np.where(finite, grid.losses, grid.losses[finite].max())
-        heights = np.log10(losses) if self.is_log else losses
-        fine = np.linspace(grid.axis[0], grid.axis[-1], FINE)
-        return fine, np.maximum(
-            RectBivariateSpline(grid.axis, grid.axis, heights)(fine, fine), self.low
-        )
-
-    def ticks(self, count: int) -> list[float]:
+    def ticks(self) -> list[float]:
         """Round heights within the scale."""
         if self.is_log:
-            powers = np.arange(np.floor(self.low), np.ceil(self.high) + 1)
-            digits = (1, 2, 5) if self.high - self.low < 1.5 else (1, 3)
-            ticks = np.array([p + np.log10(d) for p in powers for d in digits])
+            ticks = np.log10(LogLocator(subs=(1, 3)).tick_values(10**self.low, 10**self.high))
         else:
-            ticks = np.asarray(MaxNLocator(count).tick_values(self.low, self.high))
-        return [float(t) for t in ticks if self.low <= t <= self.high]
+            ticks = np.asarray(MaxNLocator(5).tick_values(self.low, self.high))
+        return ticks[(ticks >= self.low) & (ticks <= self.high)].tolist()
 
-    def label(self, height: float) -> str:
+    def label(self, height: float, place: Any = None) -> str:
         return style.number(10**height if self.is_log else height, 3)
 
 
-def names_of(frame: pd.DataFrame) -> tuple[str, str]:
+def names_of(frame: pd.DataFrame) -> list[str]:
     """What the two axes are; principal axes with the share of the variance that they explain."""
-    directions = frame.attrs.get("options", {}).get("directions")
-    names = AXES.get(directions, ("direction 1", "direction 2"))
-    first, second = (number(frame, "explained_variance", index=i) for i in (1, 2))
-    if directions != "pca" or first is None or second is None:
-        return names
-    return f"{names[0]} ({100 * first:.0f} % of variance)", f"{names[1]} ({100 * second:.0f} %)"
+    names = list(AXES.get(frame.attrs.get("options", {}).get("directions"), AXES[None]))
+    for i, share in enumerate(only(frame, metric="explained_variance")["value"]):
+        names[i] += f" ({100 * share:.0f} % of variance)"
+    return [style.plain(name) for name in names]
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -340,159 +294,106 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     Where a few corners explode, surface and contours end along a level line.
     """
-    grids = surfaces(frame)
-    scale, names = Scale.of(grids), names_of(frame)
+    grids, names = surfaces(frame), names_of(frame)
+    scale = Scale(grids)
     columns = min(len(grids), PER_ROW)
     blocks = -(-len(grids) // columns)
-    width = style.wide()
-    side = min(2.2, (width - 1.2) / columns - 0.15)
+    side = min(2.2, (style.wide() - 1.2) / columns - 0.2)
     with style.paper():
-        height = blocks * (2 * side + 1.0)
-        fig = style.figure(columns * (side + 0.15) + 1.2, height)
-        norm, colours = Normalize(scale.low, scale.high), matplotlib.colormaps[style.COLORMAP]
-
-        def place(left: float, top: float, w: float, h: float) -> tuple[float, float, float, float]:
-            total = fig.get_figwidth()
-            return left / total, (height - top - h) / height, w / total, h / height
-
-        for i, grid in enumerate(grids):
-            left = 0.55 + (i % columns) * (side + 0.15)
-            top = (i // columns) * (2 * side + 1.0)
+        width, height = columns * (side + 0.2) + 1.2, blocks * (2 * side + 1.1)
+        fig = style.figure(width, height)
+        fig.subplots_adjust(0.55 / width, 0.05 / height, 1 - 0.85 / width, 1 - 0.4 / height)
+        ratios = [side, side, 0.45] * blocks
+        cells = fig.add_gridspec(3 * blocks, columns, wspace=0.1, hspace=0.2, height_ratios=ratios)
+        for i, (grid, fine, z) in enumerate(zip(grids, scale.axes, scale.heights, strict=True)):
+            row, column = divmod(i, columns)
+            above = fig.add_subplot(cells[3 * row, column], projection="3d", zorder=-i)
             title = "\n".join(style.wrap(style.plain(grid.run), side, 2, 9.5))
-            middle = (left + side / 2) / fig.get_figwidth()
-            under = 1 - np.array([top + 0.05, top + 2 * side + 0.72]) / height
-            text: dict[str, Any] = {"ha": "center", "va": "top"}
-            fig.text(middle, under[0], title, **text, fontsize=8.5, weight="bold")
-            fig.text(middle, under[1], grid.numbers(), **text, fontsize=7)
-            fine, heights = scale.heights(grid)
-            above = fig.add_axes(place(left - 0.1, top + 0.2, side + 0.2, side), projection="3d")
-            above.set_zorder(-i)  # tick labels lie over the next one's empty edge
-            _draw_surface(above, fine, heights, scale, norm, names)
-            below = fig.add_axes(place(left, top + side + 0.3, side, side))
-            _draw_contours(below, grid, fine, heights, scale, names)
-            if i % columns:
-                below.set(ylabel="", yticklabels=[])
-        bar = fig.add_axes(place(fig.get_figwidth() - 0.5, side + 0.3, 0.09, side))
-        labels = FuncFormatter(lambda height, _: scale.label(height))
-        fig.colorbar(ScalarMappable(norm, colours), cax=bar, ticks=scale.ticks(6), format=labels)
+            above.set_title(title, fontsize=8.5, weight="bold")
+            _draw_surface(above, fine, z, scale, names)
+            below = fig.add_subplot(cells[3 * row + 1, column])
+            filled = _draw_contours(below, grid, fine, z, scale)
+            below.set(xlabel=f"{names[0]}\n{grid.numbers()}", ylabel="" if column else names[1])
+            below.tick_params(labelleft=not column)
+        box = below.get_position()
+        bar = fig.add_axes((1 - 0.7 / width, box.y0, 0.09 / width, box.height))
+        fig.colorbar(filled, bar, ticks=scale.ticks(), format=scale.label)
         bar.set_title("loss", fontsize=7.5, loc="left")
     return fig
 
 
 def _draw_surface(
-    ax: Any,
-    fine: np.ndarray,
-    heights: np.ndarray,
-    scale: Scale,
-    norm: Normalize,
-    names: tuple[str, str],
+    ax: Any, fine: np.ndarray, z: np.ndarray, scale: Scale, names: Sequence[str]
 ) -> None:
     # cells across the edge of the scale stay, cut flat: so the surface ends along a level line
-    inside = (
-        minimum_filter(heights, 3) < scale.high if scale.is_cut else np.full(heights.shape, True)
-    )
-    z = np.where(inside, np.minimum(heights, scale.high), np.nan)
-    options = {"cmap": style.COLORMAP, "norm": norm, "linewidth": 0, "antialiased": False}
-    mesh = ax.plot_surface(*np.meshgrid(fine, fine), z, rstride=1, cstride=1, **options)
-    mesh.set_rasterized(True)  # thousands of polygons show seams, and weigh much as vectors
-    ax.set(zlim=(scale.low, scale.high), xlim=fine[[0, -1]], ylim=fine[[0, -1]])
-    ax.set_box_aspect((1, 1, 0.8), zoom=0.95)
+    z = np.where(minimum_filter(z, 3) <= scale.high, np.minimum(z, scale.high), np.nan)
+    colours = {"cmap": style.COLORMAP, "vmin": scale.low, "vmax": scale.high}
+    cells = {"rstride": 1, "cstride": 1, "linewidth": 0, "antialiased": False}
+    # thousands of polygons show seams, and weigh much as vectors
+    ax.plot_surface(*np.meshgrid(fine, fine), z, **colours, **cells, rasterized=True)
     ax.view_init(elev=26, azim=-57)
+    ax.set_box_aspect((1, 1, 0.8), zoom=1.15)
     ax.patch.set_alpha(0)
-    inner = [
-        float(t) for t in MaxNLocator(4).tick_values(*fine[[0, -1]]) if abs(t) < 0.76 * fine[-1]
-    ]
-    is_small = ax.get_window_extent().width < 1.5 * ax.figure.dpi  # the contours below say the same
-    inner, heights_said = ([], []) if is_small else (inner, scale.ticks(4))
-    ax.set(xticks=inner, yticks=inner, zticks=heights_said)
-    for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
-        axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
-        axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
-        axis.line.set_linewidth(0.5)
-    short = ["" if is_small else style.plain(name.partition(" (")[0]) for name in names]
-    for set_label, name, pad in zip(
-        (ax.set_xlabel, ax.set_ylabel, ax.set_zlabel),
-        (*short, "" if is_small else "loss"),
-        (-10, -8, -8),
-        strict=True,
+    # the numbers of x and y stand at the contours
+    ax.set(xticklabels=[], yticklabels=[], zlim=(scale.low, scale.high), zticks=scale.ticks()[::2])
+    ax.zaxis.set_major_formatter(scale.label)
+    ax.tick_params(labelsize=6, pad=-3)
+    labels = [*(name.partition(" (")[0] for name in names), "loss"]
+    for axis, label, pad in zip(
+        (ax.xaxis, ax.yaxis, ax.zaxis), labels, (-14, -14, -9), strict=True
     ):
-        set_label(name, fontsize=6, labelpad=pad)
-    ax.zaxis.set_major_formatter(FuncFormatter(lambda height, _: scale.label(height)))
-    ax.tick_params(axis="both", labelsize=6, pad=-4, width=0.4)
-    ax.tick_params(axis="z", labelsize=6, pad=-2, width=0.4)
+        axis.set_label_text(label, fontsize=6)
+        axis.labelpad = pad
 
 
-def _draw_contours(
-    ax: Any,
-    grid: Surface,
-    fine: np.ndarray,
-    heights: np.ndarray,
-    scale: Scale,
-    names: tuple[str, str],
-) -> None:
+def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale) -> Any:
     levels = np.linspace(scale.low, scale.high, 21)
-    heights = heights if scale.is_cut else np.minimum(heights, scale.high)
-    ax.contourf(fine, fine, heights, levels=levels, cmap=style.COLORMAP)
-    thin = {"colors": "white", "linestyles": "solid", "linewidths": 0.3, "alpha": 0.7}
-    ax.contour(fine, fine, heights, levels=levels[1:-1], **thin)
-    dots = {"color": "white", "markeredgecolor": "black", "markeredgewidth": 0.6, "markersize": 3}
-    for metric, line in (("trajectory", "-"), ("point", "none")):
-        models = only(grid.rows, metric=metric).sort_values("index")
-        x, y = (models[c].to_numpy(float) for c in ("x", "y"))
-        ax.plot(x, y, linestyle=line, color="black", linewidth=2)
-        ax.plot(x, y, "o", linestyle=line, linewidth=1, **dots)
-        ends = ((0, 1, "start"), (-1, -2, "end"))
-        for i, j, text in ends if metric == "trajectory" and len(x) > 1 else ():
-            across, up = -np.sign(x[i]) or -1, 1 if y[i] > y[j] else -1  # inwards, and off the line
-            shift = {"textcoords": "offset points", "xytext": (6 * across, 6 * up), "fontsize": 6.5}
-            sides = {"ha": "right" if across < 0 else "left", "va": "bottom" if up > 0 else "top"}
-            ax.annotate(text, (x[i], y[i]), color="white", **shift, **sides)
-    ax.plot(0, 0, "+", color="black", markersize=9, markeredgewidth=2.6)
-    ax.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.1)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(4, prune="both"))
-    ax.set(xlabel=style.plain(names[0]), ylabel=style.plain(names[1]))
-    ax.xaxis.labelpad = ax.yaxis.labelpad = 1.5
+    filled = ax.contourf(fine, fine, z, levels=levels, cmap=style.COLORMAP)
+    ax.contour(fine, fine, z, levels=levels, colors="white", linewidths=0.3, alpha=0.7)
+    way, models = (
+        only(grid.rows, metric=metric).sort_values("index")[["x", "y"]].to_numpy(float)
+        for metric in ("trajectory", "point")
+    )
+    ax.plot(*way.T, color="black", linewidth=2)
+    ax.plot(*way.T, color="white", linewidth=1)
+    sides = ("start", "bottom"), ("end", "top")
+    for place, (text, va) in zip(way[[0, -1]] if len(way) else (), sides, strict=False):
+        shift = {"textcoords": "offset points", "xytext": (4, 0), "va": va}
+        ax.annotate(text, place, color="white", fontsize=6.5, **shift)
+    dots = np.concatenate([way, models])
+    ax.plot(*dots.T, "o", color="white", markeredgecolor="black", markersize=3)
+    for colour, width in (("black", 2.6), ("white", 1.1)):
+        ax.plot(0, 0, "+", color=colour, markersize=8, markeredgewidth=width)
+    ax.locator_params(nbins=4, prune="upper")
     ax.spines[:].set_visible(True)
+    return filled
 
 
 def page(frame: pd.DataFrame) -> Section:
     """The surfaces to turn and to hover over: all move together, and share heights and colours."""
-    grids = surfaces(frame)
-    scale, names, charts = Scale.of(grids), names_of(frame), []
-    ticks = scale.ticks(5)
+    grids, charts = surfaces(frame), []
+    scale, names = Scale(grids), [*map(literal, names_of(frame)), "loss"]
+    ticks = scale.ticks()
     marks = {"tickvals": ticks, "ticktext": [scale.label(t) for t in ticks]}
-    colours = matplotlib.colormaps[style.COLORMAP](np.linspace(0, 1, 33))
-    layout = {
-        "scene": {
-            "xaxis": {"title": {"text": literal(names[0])}},
-            "yaxis": {"title": {"text": literal(names[1])}},
-            "zaxis": {"title": {"text": "loss"}, "range": [scale.low, scale.high], **marks},
-            "aspectratio": {"x": 1, "y": 1, "z": 0.8},
-        },
-        "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
-    }
-    for grid in grids:
-        fine, heights = (t[::2] for t in scale.heights(grid))
-        heights = heights[:, ::2]
-        losses = 10**heights if scale.is_log else heights
+    scene = {f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)}
+    scene["zaxis"] |= {"range": [scale.low, scale.high], **marks}
+    layout = {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}
+    for grid, fine, z in zip(grids, scale.axes, scale.heights, strict=True):
         trace = {
             "type": "surface",
             "x": fine.tolist(),
             "y": fine.tolist(),
-            "z": np.minimum(heights, scale.high).tolist(),
+            "z": np.minimum(z, scale.high).tolist(),
             "cmin": scale.low,
             "cmax": scale.high,
-            "text": [[f"loss {v:.4g}" for v in row] for row in losses],
+            "text": [[f"loss {scale.label(v)}" for v in row] for row in z.tolist()],
             "hoverinfo": "x+y+text",
-            "colorscale": [[i / 32, to_hex(c)] for i, c in enumerate(colours)],
-            "colorbar": {"title": {"text": "loss"}, "thickness": 12, **marks},
+            "colorscale": style.COLORMAP.capitalize(),
+            "colorbar": marks,
         }
         caption = ": ".join(filter(None, [grid.run, grid.numbers()]))
         charts.append(Chart(caption, [trace], layout))
-    lead = (
-        "Drag to turn, scroll or pinch to zoom. Surfaces are splines through the evaluated points."
-    )
+    lead = "Drag to turn, scroll or pinch to zoom. Surfaces are splines through evaluated points."
     return Section("landscape", "Loss landscape", lead, charts=charts)
 
 

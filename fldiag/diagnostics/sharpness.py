@@ -83,17 +83,16 @@ def climb(
     """
 
     def project(u: Tensor) -> Tensor:
-        size = float(torch.linalg.vector_norm(u))
-        return u if size <= radius else u * (radius / size)
+        return u * min(1.0, radius / max(float(u.norm()), 1e-300))
 
-    u, step, converged = project(start), LONGEST * radius, False
-    height, count = rise(u), 0
-    while count < steps and not converged and math.isfinite(height):
-        g, count = gradient(u), count + 1
-        size = float(torch.linalg.vector_norm(g))
-        if not 0 < size < math.inf:
-            converged = size == 0
+    u, step, new = project(start), LONGEST * radius, 0.0
+    height, converged = rise(u), False
+    for _ in range(steps if math.isfinite(height) else 0):
+        g = gradient(u)
+        size = float(g.norm())
+        if not math.isfinite(size):
             break
+        step = step if size else 0.0  # there is no way up
         while step > tol * radius:
             ahead = project(u + step / size * g)
             if (new := rise(ahead)) > height:
@@ -104,6 +103,8 @@ def climb(
             break
         converged = new - height <= tol * new
         u, height = ahead, new
+        if converged:
+            break
     return (height, u, converged) if height > 0 else (0.0, torch.zeros_like(start), converged)
 
 
@@ -135,23 +136,21 @@ def worst_case(
         return scale * problem.gradient(w + scale * u)
 
     start = _random_point(problem, "start of an ascent", seed)
-    height, u, converged = max(
-        (climb(rise, gradient, rho, side * start, steps=steps, tol=tol) for side in (1, -1)),
-        key=lambda ascent: ascent[0],
-    )
+    ascents = [climb(rise, gradient, rho, s, steps=steps, tol=tol) for s in (start, -start)]
+    height, u, converged = max(ascents, key=lambda ascent: ascent[0])
     each, moved = centre.each, problem.scores(w + scale * u).each
     stderr = None if each is None or moved is None else centre.stderr_of(moved - each)
-    return {**_row(problem, height, stderr, rho), "estimator": "ascent", "converged": converged}
+    row = {"estimator": "ascent", "converged": converged, "stderr": stderr}
+    return {**_row(problem, height, rho), **row}
 
 
 def average_case(problem: Problem, scale: Tensor, rho: float, draws: int, seed: int) -> Row:
     """The mean of F(w + scale u) - F(w) over u ~ N(0, rho^2 I), with its standard error over the draws."""
     points = (_random_point(problem, "perturbation", seed, i) for i in range(draws))
-    w, centre = problem.w.double(), problem.centre.loss
-    losses = [problem.loss(w + rho * scale * u)[0] for u in points]
-    rises = torch.tensor(losses, dtype=torch.float64) - centre
-    stderr = float(rises.std()) / math.sqrt(draws) if draws > 1 else None
-    return {**_row(problem, float(rises.mean()), stderr, rho), "estimator": "gaussian"}
+    losses = np.array([problem.loss(problem.w.double() + rho * scale * u)[0] for u in points])
+    stderr = float(losses.std(ddof=1)) / math.sqrt(draws) if draws > 1 else None
+    row = _row(problem, float(losses.mean()) - problem.centre.loss, rho)
+    return {**row, "estimator": "gaussian", "stderr": stderr}
 
 
 def _random_point(problem: Problem, purpose: str, seed: int, number: int = 0) -> Tensor:
@@ -160,13 +159,13 @@ def _random_point(problem: Problem, purpose: str, seed: int, number: int = 0) ->
     return torch.randn(problem.layout.size, dtype=torch.float64, generator=rng).to(problem.device)
 
 
-def _row(problem: Problem, rise: float, stderr: float | None, rho: float) -> Row:
+def _row(problem: Problem, rise: float, rho: float) -> Row:
     """A rise, with what rounding can add to a difference of two losses; masked where the loss overflows."""
     if not math.isfinite(rise):
-        return {"rho": rho, "value": None, "note": "the loss is not finite within this radius"}
+        note = "the loss is not finite within this radius"
+        return {"rho": rho, "value": None, "masked": True, "note": note}
     size = 2 * abs(problem.centre.loss) + abs(rise)
-    residual = torch.finfo(problem.dtype).eps * size
-    return {"rho": rho, "value": rise, "stderr": stderr, "residual": residual}
+    return {"rho": rho, "value": rise, "residual": torch.finfo(problem.dtype).eps * size}
 
 
 # Picture and summary
@@ -176,35 +175,28 @@ def _row(problem: Problem, rise: float, stderr: float | None, rho: float) -> Row
 def draw(frame: pd.DataFrame) -> Figure:
     """Bars of the worst case and of the average case with standard errors: adaptive on the left, plain on the right, a colour a
     checkpoint. Raises FldiagError for another table."""
-    need(frame, ("metric", "run", "value", "stderr"), PICTURE)
-    frame = frame.assign(run=names(frame["run"]))
-    looks = style.looks(frame["run"])
+    frame = need(frame, ("metric", "run", "value", "stderr"), PICTURE)
+    looks = style.looks(names(frame["run"]))
     with style.paper():
         fig, axes = style.panels(2, 0.9 + 0.34 * max(2, len(looks)))
         for ax, (kind, title) in zip(axes, KINDS.items(), strict=True):
+            metrics = [f"{kind}_{case}" for case in CASES]
             for place, (run, look) in enumerate(looks.items()):
-                metrics = pd.Index([f"{kind}_{case}" for case in CASES])
-                rows = only(frame, run=run).set_index("metric").reindex(metrics)
-                value, error = floats(rows["value"]), np.nan_to_num(floats(rows["stderr"]))
-                at = np.arange(len(CASES)) + 0.8 / len(looks) * (place - (len(looks) - 1) / 2)
-                ax.barh(
-                    at,
-                    value,
-                    0.8 / len(looks),
-                    color=look.color,
-                    label=run,
-                    xerr=error,
-                    ecolor="#888888",
-                )
-            ax.set(title=title, xlabel="rise of the loss", ylim=(len(CASES) - 0.4, -0.6))
-            ax.set_yticks(range(len(CASES)), list(CASES.values()))
+                rows = only(frame.assign(run=names(frame["run"])), run=run).set_index("metric")
+                rows = rows.reindex(metrics)
+                at = np.arange(2) + 0.8 / len(looks) * (place - (len(looks) - 1) / 2)
+                bars = {"xerr": np.nan_to_num(floats(rows["stderr"])), "ecolor": "#888888"}
+                options = {"color": look.color, "label": run, **bars}
+                ax.barh(at, floats(rows["value"]), 0.8 / len(looks), **options)
+            ax.set(title=title, xlabel="rise of the loss", ylim=(1.6, -0.6))
+            ax.set_yticks(range(2), list(CASES.values()))
             ax.grid(True, axis="x")
         style.legend(fig, *axes[0].get_legend_handles_labels(), ncols=3)
     return fig
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    rows = only(frame, metric=[f"{kind}_{case}" for kind in KINDS for case in CASES])
+    rows = frame[frame["rho"].notna()]
     cells = rows[list(COLUMNS)].astype(object)
     yield Small(cells.where(cells.notna(), None).to_dict("records"), COLUMNS)
     yield Say("worst cases are the largest rise that two ascents met, so lower bounds")
@@ -303,4 +295,4 @@ def sharpness(
         average = average_case(problem, scale, spread, draws, seed)
         rows.append({**worst, "metric": f"{kind}_sharpness"})
         rows.append({**average, "metric": f"{kind}_average"})
-    return table([{"masked": row["value"] is None, **row} for row in rows], **problem.common)
+    return table(rows, **problem.common)

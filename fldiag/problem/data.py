@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,18 +29,6 @@ from fldiag.errors import FldiagError, first_line
 
 #: A tensor, or tensors in dicts and tuples.
 Tree = Any
-
-
-class DataSlice(Protocol):
-    """A slice of data: ``n`` examples, a ``name``, and ``batch(start, stop) -> (x, y)`` ready for the model."""
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def name(self) -> str: ...
-
-    def batch(self, start: int, stop: int) -> tuple[Tree, Tree]: ...
 
 
 @dataclass(frozen=True)
@@ -78,24 +66,16 @@ class IndexedSlice:
         return len(self.dataset)
 
     def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
-        examples = [self.dataset[i] for i in range(start, min(stop, self.n))]
-        try:
-            batch = self.collate(examples)
-        except (RuntimeError, TypeError) as error:
-            raise FldiagError(
-                f"the examples cannot be combined into a batch: {first_line(error)}",
-                "pad all examples to one length, or give a DataLoader with a collate_fn",
-                usage=True,
-            ) from error
-        return pair(batch)
+        return pair(self.collate([self.dataset[i] for i in range(start, min(stop, self.n))]))
 
 
-def as_slice(data: Any) -> DataSlice:
+def as_slice(data: Any) -> Any:
     """Data in any of these forms as a slice.
 
     Args:
         data: a pair (x, y); a dict, of which the model gets the arguments of its forward and the loss all entries; a
-            ``Dataset``, or a ``DataLoader`` over one, of which examples are read by index; a list of batches; or a slice.
+            ``Dataset``, or a ``DataLoader`` over one, of which examples are read by index; a list of batches; or a slice:
+            ``n`` examples, a ``name``, and ``batch(start, stop) -> (x, y)`` ready for the model.
 
     Returns:
         The slice; of a data set of fldiag its training examples.
@@ -112,23 +92,22 @@ def as_slice(data: Any) -> DataSlice:
     return data
 
 
-def _slice_of(data: Any) -> DataSlice:
+def _slice_of(data: Any) -> Any:
     if isinstance(data, DataLoader):
-        sampler = data.sampler
-        is_whole = isinstance(sampler, SequentialSampler) or (
-            isinstance(sampler, RandomSampler) and sampler.num_samples == len(sampler.data_source)
-        )
-        if not isinstance(data.dataset, IterableDataset) and is_whole and not data.drop_last:
+        is_whole = type(data.sampler) in (SequentialSampler, RandomSampler) and not data.drop_last
+        if is_whole and len(data.sampler) == len(data.dataset):
             return IndexedSlice(data.dataset, data.collate_fn)
         data = list(data)
     if isinstance(data, IterableDataset):
         data = list(DataLoader(data, batch_size=256))
-    plain = isinstance(data, (Mapping, tuple, list, str, Tensor, np.ndarray))
-    if isinstance(data, Dataset) or (not plain and hasattr(data, "__getitem__")):
+    if isinstance(data, Dataset) or (
+        hasattr(data, "__getitem__")
+        and not isinstance(data, (Mapping, tuple, list, str, Tensor, np.ndarray))
+    ):
         return IndexedSlice(data)
     if not isinstance(data, list) or not data or _is_array(data[0]):
         data = [data]
-    batches = [pair(batch) for batch in data]
+    batches = map(pair, data)
     return TensorSlice(*(join(side) for side in zip(*batches, strict=True)))
 
 
@@ -149,22 +128,17 @@ def pair(batch: Any) -> tuple[Tree, Tree]:
             usage=True,
         )
     try:
-        inputs = tree_map(torch.as_tensor, tuple(x) if isinstance(x, list) else x)
-        targets = inputs if y is x else tree_map(torch.as_tensor, y)
-        sizes = sorted({len(leaf) for leaf in tree_leaves((inputs, targets))})
+        x, y = tree_map(torch.as_tensor, (tuple(x) if isinstance(x, list) else x, y))
+        sizes = " and ".join(map(str, sorted({len(leaf) for leaf in tree_leaves((x, y))})))
     except (TypeError, ValueError, RuntimeError) as error:
+        sizes = f"no ({first_line(error)})"
+    if not sizes.isdecimal():
         raise FldiagError(
-            f"the data hold what is no array of examples: {first_line(error)}",
-            "give tensors whose first axis counts the examples",
-            usage=True,
-        ) from error
-    if len(sizes) != 1:
-        raise FldiagError(
-            f"inputs and targets have {' and '.join(map(str, sizes))} rows",
-            "give every example its inputs and its target",
+            f"inputs and targets have {sizes} rows",
+            "give tensors with a row an example",
             usage=True,
         )
-    return inputs, targets
+    return x, y
 
 
 def is_split(data: Any) -> bool:
@@ -197,34 +171,30 @@ def convert(tree: Tree, dtype: torch.dtype, device: torch.device, is_target: boo
     def place(leaf: Tensor) -> Tensor:
         if leaf.is_floating_point():
             return leaf.to(device, dtype)
-        is_label = is_target and leaf.dtype != torch.bool
-        return leaf.to(device, torch.int64 if is_label else leaf.dtype)
+        return leaf.to(device, torch.int64 if is_target and leaf.dtype != torch.bool else None)
 
     return tree_map(place, tree)
 
 
 def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
     """Equal up to a share of the largest entry of a tensor (NaN equals NaN); what is no tensor is not compared."""
-    pairs = list(zip(tree_leaves(a), tree_leaves(b), strict=True))
-    for p, q in ((p.detach(), q.detach()) for p, q in pairs if isinstance(p, Tensor)):
-        if p.shape != q.shape:
-            return False
-        if p.is_floating_point():
-            scale = float(p.abs().nan_to_num(0.0, 0.0).max()) if p.numel() else 0.0
-            if not torch.allclose(p, q, tolerance, tolerance * scale, equal_nan=True):
-                return False
-        elif not torch.equal(p, q):
-            return False
-    return True
+
+    def is_near(p: Any, q: Any) -> bool:
+        if not isinstance(p, Tensor) or not isinstance(q, Tensor):
+            return True
+        if p.shape != q.shape or not p.is_floating_point():
+            return torch.equal(p, q)
+        scale = float(p.abs().nan_to_num(0.0, 0.0).max()) if p.numel() else 0.0
+        return torch.allclose(p, q, tolerance, tolerance * scale, equal_nan=True)
+
+    return all(map(is_near, tree_leaves(a), tree_leaves(b)))
 
 
 def describe(tree: Tree) -> str:
     """Shapes and types in words."""
-    if isinstance(tree, Mapping):
-        return "{" + ", ".join(f"{k}: {describe(v)}" for k, v in tree.items()) + "}"
-    if isinstance(tree, (tuple, list)):
-        return "(" + ", ".join(map(describe, tree)) + ")"
-    return f"{str(tree.dtype)[6:]} {list(tree.shape)}" if isinstance(tree, Tensor) else repr(tree)
+    if isinstance(tree, Tensor):
+        return f"{str(tree.dtype)[6:]} {list(tree.shape)}"
+    return str(tree_map(lambda leaf: describe(leaf) if isinstance(leaf, Tensor) else leaf, tree))
 
 
 def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -239,8 +209,7 @@ def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dic
         if not kwargs and inspect.Parameter.VAR_KEYWORD in kinds:
             kwargs = dict(x)
         return ((), kwargs) if kwargs else ((x,), {})
-    if isinstance(x, tuple):
-        places = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
-        if places >= len(x) or inspect.Parameter.VAR_POSITIONAL in kinds:
-            return x, {}
+    places = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
+    if isinstance(x, tuple) and (places >= len(x) or inspect.Parameter.VAR_POSITIONAL in kinds):
+        return x, {}
     return (x,), {}

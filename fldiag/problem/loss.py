@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 
 from fldiag.errors import FldiagError
 from fldiag.losses import IGNORED
@@ -24,12 +23,11 @@ from fldiag.seeding import torch_rng
 
 @dataclass(frozen=True)
 class Loss:
-    """``total(outputs, y)``: the sum over a batch; ``count(y)``: how much the batch counts; ``check(y)``: raises for labels that
-    do not fit; ``remark``: what the loss is the mean over, where that is not plain."""
+    """``total(outputs, y)``: the sum over a batch; ``count(y)``: how much the batch counts; ``remark``: what the loss is the mean
+    over, where that is not plain."""
 
     total: Callable[[Any, Tree], Tensor]
     count: Callable[[Tree], Any]
-    check: Callable[[Tree], None] = lambda y: None
     remark: str = ""
 
     def each(self, z: Any, y: Tree) -> tuple[Tensor, Tensor] | None:
@@ -67,18 +65,22 @@ def as_sums(loss: Callable[[Any, Any], Any], z: Any, y: Tree) -> Loss:
         return as_sums(lambda z, y: loss(z, y.to(z)), z, y)
     value = loss(z, y)
     if isinstance(value, (tuple, list)) and len(value) == 2:
-        return _of_pairs(loss, z, y)
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise FldiagError(
-            f"the loss returns {describe(value)} for {count(y)} examples, not one number",
-            "use the mean over the examples, or return (sum, count)",
-        )
-    sums = mean_over(loss, count)
-    if isinstance(z, Tensor) and couples(sums, z, y):
+
+        def counted(y: Tree, scale: float = 1.0) -> Any:
+            index = torch.arange(count(y)) % len(z)  # the outputs decide nothing here
+            return loss(scale * z[index.to(z.device)], y)[1]
+
+        sums = Loss(lambda z, y: loss(z, y)[0], counted, "the loss is the mean over what it counts")
+        is_sound = float(counted(y)) == float(counted(y, 2.0))
+    else:
+        is_sound = isinstance(value, Tensor) and value.numel() == 1
+        sums = mean_over(loss, count)
+    if not is_sound or (isinstance(z, Tensor) and couples(sums, z, y)):
         raise FldiagError(
             f"the loss of outputs {describe(z)} and targets {describe(y)} is not the mean over the examples: it is a sum, "
             "couples the examples, or weighs them",
-            "return the mean over the examples, or (sum, count): the sum over what counts and how much that is",
+            "return the mean over the examples, or (sum, count): the sum over what counts, and how much that is by the targets "
+            "alone",
         )
     return sums
 
@@ -90,45 +92,22 @@ def mean_over(loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], 
         value, size = loss(z, y).reshape(()), count(y)
         return value * size if isinstance(size, Tensor) or size else torch.zeros_like(value)
 
-    return Loss(total, count, remark=remark)
-
-
-def _of_pairs(loss: Callable[[Any, Any], Any], z: Any, y: Tree) -> Loss:
-    def counted(y: Tree, change: Callable[[Tensor], Tensor] = torch.clone) -> Any:
-        index = torch.arange(count(y)) % len(z)  # the outputs decide nothing here
-        return loss(change(z[index.to(z.device)]), y)[1]
-
-    sums = Loss(
-        lambda z, y: loss(z, y)[0], counted, remark="the loss is the mean over what it counts"
-    )
-    if float(counted(y)) != float(counted(y, lambda z: 2 * z + 1)) or couples(sums, z, y):
-        raise FldiagError(
-            "the loss returns a pair that is not (sum, count): it must be the sum over what counts, and how much that is by the "
-            "targets alone",
-        )
-    return sums
+    return Loss(total, count, remark)
 
 
 def couples(loss: Loss, z: Tensor, y: Tree) -> bool:
-    """Whether the total of a batch differs from the sum of those of its halves, at z or at outputs that differ more.
-
-    Other outputs than the model's are tried on the CPU, where a loss that refuses them does no harm.
-    """
+    """Whether the total of a batch differs from the sum of those of its halves, at z or at outputs that differ more."""
     half, rng = len(z) // 2, torch_rng(0, "outputs to try the loss on")
     far = 3 * max(1.0, float(z.abs().max())) * torch.randn(z.shape, generator=rng)
-    trials = [(loss, z, y)]
-    for outputs in (z.cpu() + far, torch.rand(z.shape, generator=rng)):
-        trials.append((loss, outputs.to(z.dtype), tree_map(Tensor.cpu, y)))
-    for sums, outputs, targets in trials if half else ():
+    for outputs in (z, z + far.to(z), torch.rand(z.shape, generator=rng).to(z)) if half else ():
         try:
             whole, *parts = (
-                float(sums.total(outputs[part], cut(targets, part)))
+                float(loss.total(outputs[part], cut(y, part)))
                 for part in (slice(None), slice(half), slice(half, None))
             )
         except Exception:  # not one of this loss's outputs
             continue
-        error = abs(math.fsum(parts) - whole)
-        if error > 1e-3 * abs(whole) + 1e-5 * sum(map(abs, parts)):
+        if abs(math.fsum(parts) - whole) > 1e-3 * abs(whole) + 1e-5 * sum(map(abs, parts)):
             return True
     return False
 
@@ -163,28 +142,19 @@ def _entropy(
     **options: Any,
 ) -> Loss:
     axis = class_axis(z, y)
-    classes = z.shape[axis]
+    table = (torch.ones(z.shape[axis]) if weight is None else weight).cpu().double()
 
     def total(z: Tensor, y: Tensor) -> Tensor:
-        z = z.movedim(axis, 1) if axis != 1 else z
         w = None if weight is None else weight.to(z)
+        z = z.movedim(axis, 1)
         return take(z, y, weight=w, ignore_index=ignore_index, reduction="sum", **options)
 
     def counted(y: Tensor) -> Tensor:
-        counts = (y != ignore_index).double()
-        if weight is not None:
-            counts = counts * weight.to(y.device).double()[y.clamp(0, classes - 1)]
-        return counts.sum()
+        y = y.cpu()  # where a label out of range is an error
+        is_counted = y != ignore_index
+        return (table[y * is_counted] * is_counted).sum()
 
-    def check(y: Tensor) -> None:
-        wrong = ((y < 0) | (y >= classes)) & (y != ignore_index)
-        if bool(wrong.any()):
-            raise FldiagError(
-                f"the label {int(y[wrong][0])} is not among those of the model's {classes} outputs",
-                f"labels must lie in 0..{classes - 1}",
-            )
-
-    return Loss(total, counted, check)
+    return Loss(total, counted)
 
 
 def is_probabilities(y: Tensor) -> bool:
@@ -202,39 +172,34 @@ def class_axis(z: Tensor, y: Tensor) -> int:
 def own_loss(problem: Any, x: Tree, y: Tree) -> Loss:
     """What the mean is over that a model returns as its ``loss``: examples, labels, or labels after the first.
 
-    Found by trying, on ever more masked labels and at other weights, because no two models say it alike.
+    Found by trying, on ever more masked labels, because no two models say it alike.
 
     Raises FldiagError where it is none of them.
     """
 
-    def labels(y: Tree, start: int = 0) -> Tensor:
-        return (y["labels"][:, start:] != IGNORED).sum()
+    def labels(start: int) -> Callable[[Tree], Any]:
+        return lambda y: (y["labels"][:, start:] != IGNORED).sum()
 
     rules: dict[str, Callable[[Tree], Any]] = {"examples": count}
-    rng = torch_rng(0, "labels to mask")
-    noise = torch.randn(len(problem.w), generator=rng).to(problem.w)
-    w = problem.w + 0.3 * problem.w.std() * noise
     if isinstance(y, Mapping) and "labels" in y and y["labels"].ndim > 1:
-        rules[f"labels that are not {IGNORED}"] = labels
-        rules[f"labels after the first that are not {IGNORED}"] = functools.partial(labels, start=1)
-        shares = torch.linspace(0, 0.7, count(y)).reshape(-1, *[1] * (y["labels"].ndim - 1))
-        places = (torch.rand(y["labels"].shape, generator=rng) < shares).to(problem.device)
-        x, y = ({**t, "labels": t["labels"].masked_fill(places, IGNORED)} for t in (x, y))
+        rules |= {"labels that count": labels(0), "labels after the first": labels(1)}
+        size, rng = y["labels"].shape, torch_rng(0, "labels to mask")
+        draws = torch.rand(size, generator=rng).movedim(0, -1)
+        mask = (draws < torch.linspace(0, 0.7, size[0])).movedim(-1, 0).to(problem.device)
+        x, y = ({**t, "labels": t["labels"].masked_fill(mask, IGNORED)} for t in (x, y))
     half = count(y) // 2
-    parts = [slice(None), *([slice(half), slice(half, None)] if half else [slice(None)])]
-    pieces = [(problem.call(w, cut(x, part)), cut(y, part)) for part in parts]
-    errors = {}
+    cuts = [slice(None), slice(half), slice(half, None)] if half else [slice(None)] * 2
+    pieces = [(problem.call(problem.w, cut(x, part)), cut(y, part)) for part in cuts]
     for name, rule in rules.items():
-        whole, *rest = (float(problem.user_loss(z, y)) * float(rule(y)) for z, y in pieces)
-        errors[name] = abs(math.fsum(rest) - whole) / max(abs(whole), 1e-30)
-    best = min(errors, key=lambda name: errors[name])
-    if errors[best] > 1e-4:
-        raise FldiagError(
-            "the model's own loss is the mean neither over the examples nor over the labels",
-            "give a loss (outputs, batch) that returns (sum, count)",
+        sums = mean_over(
+            problem.user_loss, rule, f"the model's own loss is the mean over the {name}"
         )
-    return mean_over(
-        problem.user_loss, rules[best], f"the model's own loss is the mean over the {best}"
+        whole, *rest = (float(sums.total(*piece)) for piece in pieces)
+        if abs(math.fsum(rest) - whole) <= 1e-4 * abs(whole):
+            return sums
+    raise FldiagError(
+        "the model's own loss is the mean neither over the examples nor over the labels",
+        "give a loss (outputs, batch) that returns (sum, count)",
     )
 
 
@@ -264,42 +229,42 @@ def parts(z: Any, y: Any) -> tuple[Any, Any]:
 
 
 def classes_of(user_loss: Any, loss: Loss, z: Any, y: Any) -> Classes | None:
-    """How the outputs answer, None where the loss is no classification."""
+    """How the outputs answer, None where the loss is no classification: neither a cross entropy, nor pulled down by the output
+    of the label."""
     outputs, labels = parts(z, y)
     if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or outputs.ndim < 2:
         return None
     options, value = entropy_options(user_loss), float(loss.total(z, y)) / float(loss.count(y))
+    ignored, is_soft = (options or {}).get("ignore_index", IGNORED), labels.is_floating_point()
 
-    def is_mean_of(take: Callable[[Tensor, Tensor], Tensor], labels: Tensor, axis: int = 1) -> bool:
-        mean = float(take(outputs.movedim(axis, 1), labels))
-        return math.isclose(mean, value, rel_tol=1e-4, abs_tol=1e-7)
+    def classes(take: Callable[..., Tensor], axis: int | None, number: int, is_so: bool) -> Any:
+        along, to = (
+            (outputs, labels.to(outputs)) if axis is None else (outputs.movedim(axis, 1), labels)
+        )
+        is_mean = math.isclose(float(take(along, to)), value, rel_tol=1e-4, abs_tol=1e-7)
+        guess = math.log(number) if is_mean or (is_so and not is_soft and options) else None
+        return Classes(axis, number, ignored, guess) if is_mean or is_so else None
 
     if outputs.shape == labels.shape:
-        y = labels.to(outputs)
-        if is_probabilities(y) and (options or is_mean_of(F.cross_entropy, y)):
-            guess = math.log(y.shape[1]) if (options or {}).get("weight") is None else None
-            return Classes(1, y.shape[1], IGNORED, guess)
-        is_bit = bool(((y == 0) | (y == 1)).all())
-        binary = F.binary_cross_entropy_with_logits
-        if is_bit and (is_binary(user_loss) or is_mean_of(binary, y)):
-            guess = math.log(2) if is_mean_of(binary, y) else None
-            return Classes(None, 2, IGNORED, guess)
+        soft = None
+        if is_probabilities(labels):
+            soft = classes(F.cross_entropy, 1, labels.shape[1], options is not None)
+        if soft is None and bool(((labels == 0) | (labels == 1)).all()):
+            binary = F.binary_cross_entropy_with_logits
+            return classes(binary, None, 2, is_binary(user_loss))
+        return soft
+    if is_soft or outputs.ndim != labels.ndim + 1:
         return None
-    if labels.is_floating_point() or outputs.ndim != labels.ndim + 1:
-        return None
-    axis = class_axis(outputs, labels)
+    axis, counted = class_axis(outputs, labels), labels != ignored
     number = outputs.shape[axis]
-    ignored = IGNORED if options is None else options.get("ignore_index", IGNORED)
-    counted = labels != ignored
     if bool(((labels < 0) | (labels >= number))[counted].any()):
         return None
-    is_entropy = options is not None or is_mean_of(F.cross_entropy, labels, axis)
-    if not is_entropy and (isinstance(z, Mapping) or not _takes_classes(loss, z, y, axis, counted)):
-        return None
-    return Classes(axis, number, ignored, math.log(number) if is_entropy else None)
+    is_plain = isinstance(z, Tensor) and isinstance(y, Tensor)
+    is_so = options is not None or (is_plain and _pulls(loss, z, y, axis, counted))
+    return classes(F.cross_entropy, axis, number, is_so)
 
 
-def _takes_classes(loss: Loss, z: Tensor, y: Tensor, axis: int, counted: Tensor) -> bool:
+def _pulls(loss: Loss, z: Tensor, y: Tensor, axis: int, counted: Tensor) -> bool:
     """Whether labels are class numbers to a loss: another label pulls its own output up and lets the former one's down."""
     other = torch.where(counted, (y + 1) % z.shape[axis], y)
     with torch.enable_grad():
@@ -308,8 +273,6 @@ def _takes_classes(loss: Loss, z: Tensor, y: Tensor, axis: int, counted: Tensor)
             before, after = (torch.autograd.grad(loss.total(leaf, t), leaf)[0] for t in (y, other))
         except Exception:  # it takes no other labels, or has no gradient
             return False
-    up, down = (
-        (before - after).gather(axis, (t * counted).unsqueeze(axis)).squeeze(axis)[counted]
-        for t in (other, y)
-    )
-    return bool((up > 0).all() and (down < 0).all())
+    index = torch.stack([other, y]) * counted
+    up, down = ((before - after).gather(axis, i.unsqueeze(axis)).squeeze(axis) for i in index)
+    return bool((up > 0)[counted].all() and (down < 0)[counted].all())

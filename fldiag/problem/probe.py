@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 from torch.utils._pytree import tree_map
 
 from fldiag.errors import FldiagError
@@ -32,11 +33,10 @@ DIRECTIONS = 3
 
 def coarsest(run: Callable[[], Any], dtype: torch.dtype) -> torch.dtype:
     """The coarsest floating-point type, ``dtype`` among them, of the numbers that an evaluation keeps for its gradient."""
-    dtypes = {dtype}
+    dtypes = [dtype]
 
     def pack(t: Tensor) -> Tensor:
-        if t.is_floating_point():
-            dtypes.add(t.dtype)
+        dtypes.extend([t.dtype] * t.is_floating_point())
         return t
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
@@ -56,15 +56,14 @@ def check(problem: Any) -> tuple[torch.dtype, bool]:
     with problem.guarded():
         x, y = problem.sample()
         _disturb()
-        again = problem.sample()
-    if not same((x, y), again):
-        raise FldiagError(
-            f"the data of slice {problem.slice_name!r} change from one reading to the next",
-            "switch augmentation and shuffling off: every reading must give the same",
-        )
-    with problem.guarded(), torch.no_grad():
-        dtype, z = _check_model(problem, x)
-        _check_loss(problem, z, y)
+        if not same((x, y), problem.sample()):
+            raise FldiagError(
+                f"the data of slice {problem.slice_name!r} change from one reading to the next",
+                "switch augmentation and shuffling off: every reading must give the same",
+            )
+        with torch.no_grad():
+            dtype, z = _check_model(problem, x)
+            _check_loss(problem, z, y)
     return dtype, _differentiates_once(problem)
 
 
@@ -76,24 +75,15 @@ def _check_model(problem: Any, x: Tree) -> tuple[torch.dtype, Any]:
     leaf = problem.w.clone().requires_grad_()
     dtype = coarsest(lambda: problem.call(leaf, tree_map(torch.clone, x)), problem.dtype)
     tolerance = max(1e-9, min(1e3 * _eps(dtype), 0.1))
-    if not same(inputs, x):
-        raise FldiagError(
-            "the model changes its input in place",
-            "let it work on a copy (first layer inplace=False)",
-        )
     _disturb()
-    if not same((buffers, w), (problem.buffers, problem.w)) or not same(
+    if not same((inputs, buffers, w), (x, problem.buffers, problem.w)) or not same(
         z, problem.call(problem.w, x), tolerance
     ):
-        training = [
-            f"{n or 'the model'} ({type(m).__name__})"
-            for n, m in problem.module.named_modules()
-            if m.training
-        ]
+        training = [n or "the model" for n, m in problem.module.named_modules() if m.training]
         raise FldiagError(
-            "two evaluations of the model disagree, or change its weights or buffers ("
-            + (f"in training mode: {', '.join(training)})" if training else "it is in eval mode)"),
-            "make the model deterministic in eval mode, without torch.rand or batch statistics",
+            "two evaluations of the model disagree, or change its inputs, weights or buffers (in training mode: "
+            f"{', '.join(training) or 'nothing'})",
+            "make the model deterministic in eval mode: no torch.rand, batch statistics or first layer in place",
         )
     half = count(x) // 2
     if half and isinstance(z, Tensor):
@@ -118,12 +108,10 @@ def _disturb() -> None:
 
 def _check_module(problem: Any, x: Tree, z: Any, tolerance: float) -> None:
     """The module's own forward agrees with the function of its weights, here and at weights that it is given in training mode."""
-    module, tensors = (
-        copy_module(problem.module),
-        {**problem.frozen, **problem.layout.views(problem.w)},
-    )
-    rng, size = torch_rng(0, "weights to move to"), 0.05 * problem.size
-    moved = {n: t + size * torch.randn(t.shape, generator=rng).to(t) for n, t in tensors.items()}
+    module, rng = copy_module(problem.module), torch_rng(0, "weights to move to")
+    tensors = {**problem.frozen, **problem.layout.views(problem.w)}
+    steps = {n: torch.randn(t.shape, generator=rng).to(t) for n, t in tensors.items()}
+    steps = {n: 0.05 * problem.size * step for n, step in steps.items()}
     args, kwargs = arguments(problem.forward, x)
     for name, t in [*module.named_parameters(), *module.named_buffers()]:
         t.copy_({**tensors, **problem.buffers}[name])
@@ -131,13 +119,13 @@ def _check_module(problem: Any, x: Tree, z: Any, tolerance: float) -> None:
     own = [tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, module(*args, **kwargs))]
     module.train()
     for name, p in module.named_parameters():
-        p.add_(moved[name] - tensors[name])
+        p.add_(steps[name])
     module.eval()
-    own.append(module(*args, **kwargs))
-    if same(own, [z, problem.call(moved, x)], tolerance):
+    moved = {n: t + steps[n] for n, t in tensors.items()}
+    runs = (lambda: module(*args, **kwargs)), (lambda: problem.call(moved, x))
+    if same([*own, runs[0]()], [z, runs[1]()], tolerance):
         return
-    outputs = _outputs(module, lambda: module(*args, **kwargs))
-    others = _outputs(problem.module, lambda: problem.call(moved, x))
+    outputs, others = map(_outputs, (module, problem.module), runs)
     names = [n for n in outputs if n in others and not same(outputs[n], others[n], tolerance)]
     raise FldiagError(
         f"layer {names[0] if names else ''!r} of the model does not compute what its weights say: eval() or forward merges, "
@@ -163,32 +151,28 @@ def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
 
 def _check_loss(problem: Any, z: Any, y: Tree) -> None:
     """The loss is finite, the same twice, and reads no weights."""
-    loss = problem.criterion
-    value = loss.total(z, y)
+    total = problem.criterion.total
+    value = total(z, y)
     if not bool(torch.isfinite(value)):
         raise FldiagError(
             f"the loss is {float(value)}",
             "diagnose a checkpoint from before the training diverged, on data without NaN",
         )
-    _disturb()
-    if not same(value, loss.total(z, y), 1e-6):
-        raise FldiagError(
-            "two evaluations of the loss on the same outputs disagree",
-            "make the loss deterministic",
-        )
     originals = [p for p in problem.model.parameters() if p.is_floating_point()]
     values = [p.data for p in originals]
+    _disturb()
+    again = total(z, y)
     try:
         for p in originals:
             p.data = 1.1 * p.data + 0.1
-        changed = loss.total(z, y)
+        moved = total(z, y)
     finally:
         for p, data in zip(originals, values, strict=True):
             p.data = data
-    if not same(value, changed, 1e-6):
+    if not same((value, value), (again, moved), 1e-6):
         raise FldiagError(
-            "the loss reads the model's weights, so its gradient and curvature are not those of the outputs alone",
-            "leave the penalty out and give weight_decay, or add it in the model's forward",
+            "the loss of the same outputs changes, from one evaluation to the next or with the model's weights",
+            "make it deterministic, and give a penalty as weight_decay or add it in the model's forward",
         )
 
 
@@ -205,14 +189,9 @@ def _differentiates_once(problem: Any) -> bool:
         twin.w, twin.frozen, twin.buffers, (x, y) = convert(
             (problem.w, problem.frozen, problem.buffers, sample), dtype, problem.device
         )
-        twin.criterion = problem.criterion
-
-        def loss(w: Tensor, twin=twin, x=x, y=y) -> Tensor:
-            return twin.total(w, x, y)
-
+        loss = functools.partial(twin.total, x=x, y=y)
         try:
-            leaf = twin.w.clone().requires_grad_()
-            precision = coarsest(functools.partial(loss, leaf), dtype)
+            precision = coarsest(functools.partial(loss, twin.w.clone().requires_grad_()), dtype)
         except FldiagError:
             if dtype == problem.dtype:
                 raise
@@ -220,7 +199,7 @@ def _differentiates_once(problem: Any) -> bool:
         if precision not in DIFFERENCES:
             return False
         with problem.guarded(), torch.enable_grad():
-            return _is_product_wrong(loss, twin.w, problem.size, *DIFFERENCES[precision])
+            return _is_product_wrong(loss, twin.w, problem.size, DIFFERENCES[precision])
     return False
 
 
@@ -228,57 +207,50 @@ def _is_product_wrong(
     loss: Callable[[Tensor], Tensor],
     w: Tensor,
     size: float,
-    of_losses: tuple[float, float],
-    of_gradients: tuple[float, float],
+    limits: tuple[tuple[float, float], tuple[float, float]],
 ) -> bool:
-    def direction(number: int) -> Tensor:
-        rng = torch_rng(0, "probe", number)
-        return size * torch.randn(len(w), dtype=torch.float64, generator=rng).to(w)
+    rng = torch_rng(0, "probe")
+    shape = DIRECTIONS + 1, len(w)
+    beside, *directions = size * torch.randn(shape, dtype=torch.float64, generator=rng).to(w)
+    w = w + 1e-3 * beside
 
-    def gradient(w: Tensor, twice: bool = False) -> Tensor:
-        w = w.detach().requires_grad_()
-        value = loss(w)
-        if not value.requires_grad:
-            raise FldiagError(
-                "the loss does not depend on the weights", "remove detach() or no_grad"
-            )
-        try:
-            return torch.autograd.grad(value, w, create_graph=twice)[0]
-        except RuntimeError as error:
-            raise FldiagError(
-                f"the model cannot be differentiated: {error}",
-                "evaluate it in a way that has a derivative here, such as attn_implementation='eager' of transformers",
-            ) from error
+    def gradient(w: Tensor, twice: bool = False) -> tuple[Tensor, Tensor]:
+        at = w.detach().requires_grad_()
+        return at, grad(loss(at), at, create_graph=twice)[0]
 
-    def is_near(derivative: Tensor, difference: Tensor, wrong: float) -> bool:
-        scale = max(float(difference.norm()), 1e-6 * float(g.norm()) * size)
-        return float((derivative - difference).norm()) <= wrong * scale
+    try:
+        g = gradient(w)[1]
+    except RuntimeError as error:
+        raise FldiagError(
+            f"the model cannot be differentiated: {error}",
+            "remove detach() and no_grad, and use attn_implementation='eager' of transformers",
+        ) from error
 
-    w = w + 1e-3 * direction(0)
-    g = gradient(w)
+    def is_near(
+        derivative: Callable[[Tensor], Tensor],
+        of: Callable[[Tensor], Tensor],
+        step: float,
+        wrong: float,
+    ) -> bool:
+        """Whether it is the difference of a function, in one direction at least."""
+        for v in directions:
+            difference = (of(w + step * v) - of(w - step * v)).detach() / (2 * step)
+            scale = max(float(difference.norm()), 1e-6 * float(g.norm()) * size)
+            if float((derivative(v) - difference).norm()) <= wrong * scale:
+                return True
+        return False
 
-    def slopes() -> Iterator[bool]:
-        for number in range(1, DIRECTIONS + 1):
-            v, (step, wrong) = direction(number), of_losses
-            difference = (loss(w + step * v) - loss(w - step * v)).detach() / (2 * step)
-            yield is_near(g @ v, difference, wrong)
-
-    if not any(slopes()):
+    if not is_near(lambda v: g @ v, loss, *limits[0]):
         raise FldiagError(
             "the gradient of the loss is not the derivative that differences show: detach(), no_grad or a backward of one's own",
             "remove it: numbers about this loss would be wrong",
         )
     try:
-        at = w.detach().requires_grad_()
-        slope = torch.autograd.grad(loss(at), at, create_graph=True)[0]
-        for number in range(1, DIRECTIONS + 1):
-            v, (step, wrong) = direction(number), of_gradients
-            difference = (gradient(w + step * v) - gradient(w - step * v)) / (2 * step)
-            product = torch.zeros_like(v)
-            if slope.requires_grad:
-                product = torch.autograd.grad(slope, at, v, retain_graph=True)[0]
-            if is_near(product, difference, wrong):
-                return False
+        at, slope = gradient(w, twice=True)
+        if not slope.requires_grad:
+            return not is_near(torch.zeros_like, lambda w: gradient(w)[1], *limits[1])
+        return not is_near(
+            lambda v: grad(slope, at, v, retain_graph=True)[0], lambda w: gradient(w)[1], *limits[1]
+        )
     except RuntimeError:  # no second derivative
-        pass
-    return True
+        return True

@@ -106,16 +106,11 @@ class Problem:
         trainable: bool = False,
         weight_decay: float = 0.0,
     ):
-        if not isinstance(model, nn.Module) or not callable(loss):
+        is_model = isinstance(model, nn.Module) and callable(loss)
+        if not is_model or dtype not in NOISE or not 0 <= weight_decay < math.inf:
             raise FldiagError(
-                f"the model is a {type(model).__name__}, the loss a {type(loss).__name__}",
-                "give a torch.nn.Module and a function of (outputs, y)",
-                usage=True,
-            )
-        if dtype not in NOISE or not 0 <= weight_decay < math.inf:
-            raise FldiagError(
-                f"dtype = {dtype}, weight_decay = {weight_decay}",
-                "use torch.float32 or torch.float64, and a weight decay of at least 0",
+                "a Problem has a torch.nn.Module, a function of (outputs, y), dtype torch.float32 or torch.float64, and a "
+                f"weight decay of at least 0, not {type(model).__name__}, {type(loss).__name__}, {dtype}, {weight_decay}",
                 usage=True,
             )
         self.model, self.remarks = unwrap_model(model)
@@ -138,18 +133,17 @@ class Problem:
                 m.sparse = False  # sparse gradients have no derivatives
         self.n, self.slice_name = int(self.data.n), str(self.data.name)
         self.forward = inspect.signature(self.module.forward)
-        self._place(dict(self.module.named_parameters()), dict(self.module.named_buffers()))
+        self._place(dict([*self.module.named_parameters(), *self.module.named_buffers()]))
         if weight_decay:
             text = f"the loss includes weight decay, {weight_decay:g}/2 ‖w‖² over all weights"
             self.remarks.append(text)
 
-    def _place(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        params = {n: t.detach().to(self.device, self.dtype) for n, t in params.items()}
-        self.w = self.layout.row(params)
-        self.frozen = {n: params[n].clone() for n in self.all.names if n not in self.layout.names}
-        self.buffers = {
-            n: convert(t.detach(), self.dtype, self.device).clone() for n, t in buffers.items()
-        }
+    def _place(self, tensors: Mapping[str, Tensor]) -> None:
+        tensors = {n: convert(t.detach(), self.dtype, self.device) for n, t in tensors.items()}
+        self.w = self.layout.row(tensors)
+        rest = {n: t.clone() for n, t in tensors.items() if n not in self.layout.names}
+        self.frozen = {n: rest.pop(n) for n in self.all.names if n in rest}
+        self.buffers = rest
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
@@ -157,12 +151,8 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
-        kind = type(self)
-        state = {
-            k: v
-            for k, v in vars(self).items()
-            if not isinstance(getattr(kind, k, None), cached_property)
-        }
+        computed = {k for k, v in vars(Problem).items() if isinstance(v, cached_property)}
+        state = {k: v for k, v in vars(self).items() if k not in computed}
         return {**state, "model": self.module, "checkpoint": None, "run": None}
 
     def at(
@@ -194,7 +184,7 @@ class Problem:
                 vars(problem)[key] = vars(self)[key]
         named = self.all.views(vector(params, self.all)) if isinstance(params, Tensor) else params
         named = {**self.buffers, **named, **(buffers or {})}
-        shapes = {**dict(zip(self.all.names, self.all.shapes, strict=True))}
+        shapes = dict(zip(self.all.names, self.all.shapes, strict=True))
         shapes |= {n: b.shape for n, b in self.buffers.items()}
         misfits = [n for n, s in shapes.items() if n not in named or named[n].shape != s]
         if misfits:
@@ -202,7 +192,7 @@ class Problem:
                 f"weights do not fit the model: {', '.join(misfits[:6])}",
                 "give those of this very architecture",
             )
-        problem._place({n: named[n] for n in self.all.names}, {n: named[n] for n in self.buffers})
+        problem._place({n: named[n] for n in shapes})
         problem.name = self.name if name is None else name
         problem.labels = dict(self.labels if labels is None else labels)
         return problem
@@ -231,14 +221,12 @@ class Problem:
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
-        names = [re.sub(r" at 0x[0-9a-f]+", "", repr(t)) for t in (self.module, self.user_loss)]
-        names += [
-            code_of(f) for f in (self.user_loss, *(type(m).forward for m in self.module.modules()))
-        ]
+        functions = [self.user_loss, *(type(m).forward for m in self.module.modules())]
+        about = [without_addresses(t) for t in (self.module, self.user_loss)]
         with self.guarded():  # in pieces of fixed size: memory must not enter
             data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        weights = [self.w, self.frozen, self.buffers, self.weight_decay]
-        return digest(names, list(self.layout.names), *weights, data, str(self.dtype))
+        weights = [self.w, self.frozen, self.buffers, self.weight_decay, str(self.dtype)]
+        return digest(about, list(map(code_of, functions)), list(self.layout.names), weights, data)
 
     # -- parts of an evaluation
 
@@ -249,12 +237,16 @@ class Problem:
         Global random states are put back, numbers are in the problem's precision, attention has a second derivative, encoder
         layers are the same function without gradients, and an error is a FldiagError.
         """
-        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
+        devices = [self.device] if self.device.type == "cuda" else []
+        states, fast = (np.random.get_state(), random.getstate()), torch.backends.mha
+        was_fast = fast.get_fastpath_enabled()
+        fast.set_fastpath_enabled(False)
         try:
-            with torch.autocast(self.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+            with (
+                torch.random.fork_rng(devices),
+                torch.autocast(self.device.type, enabled=False),
+                sdpa_kernel(SDPBackend.MATH),
+            ):
                 yield
         except FldiagError:
             raise
@@ -266,12 +258,9 @@ class Problem:
                 "check that they take each other's shapes and types, with labels in range",
             ) from error
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            torch.set_rng_state(states[0])
-            np.random.set_state(states[1])
-            random.setstate(states[2])
-            if cuda is not None:
-                torch.cuda.set_rng_state(cuda, self.device)
+            fast.set_fastpath_enabled(was_fast)
+            np.random.set_state(states[0])
+            random.setstate(states[1])
 
     def read(self, start: int, stop: int) -> tuple[Tree, Tree]:
         """Examples start..stop-1, fresh from the slice, on the device."""
@@ -281,10 +270,9 @@ class Problem:
 
     def sample(self, most: int = 32) -> tuple[Tree, Tree]:
         """Up to ``most`` examples in four runs over the slice, which is often sorted by class."""
-        step = most // 4
-        runs = [(i * self.n // 4, i * self.n // 4 + step) for i in range(4)]
+        starts = [i * self.n // 4 for i in range(4)] if self.n > most else [0]
         with self.guarded():
-            return join([self.read(*run) for run in (runs if self.n > most else [(0, self.n)])])
+            return join([self.read(start, start + most // len(starts)) for start in starts])
 
     def call(
         self,
@@ -335,8 +323,7 @@ class Problem:
             )
         if by_differences:
             self.remarks.append("products are central differences of the gradient")
-        if self.criterion.remark:
-            self.remarks.append(self.criterion.remark)
+        self.remarks += [self.criterion.remark] * bool(self.criterion.remark)
         return dtype, by_differences
 
     @property
@@ -347,36 +334,28 @@ class Problem:
     @cached_property
     def noise(self) -> float:
         """The relative rounding error of a product."""
-        noise = NOISE[self.dtype]
-        if self._probed[0] != self.dtype:
-            noise = torch.finfo(self._probed[0]).eps
-        operator = self.hessian() if self.by_differences else None
-        if isinstance(operator, Differences):
-            v = self.gradient()
-            v = operator(v / v.norm()) if bool(v.any()) else torch.ones_like(v)
-            v = v / v.norm()
-            at = [operator.along(v, operator.step * factor) for factor in (1, 0.5)]
-            noise = max(noise, float((at[0] - at[1]).norm() / at[0].norm()))
-        return noise
+        dtype, by_differences = self._probed
+        noise = NOISE[dtype] if dtype == self.dtype else torch.finfo(dtype).eps
+        operator = self.hessian() if by_differences else None
+        return max(noise, operator.noise()) if isinstance(operator, Differences) else noise
 
     @cached_property
     def bytes_of_example(self) -> int:
         """Memory that an example takes in the graph of the gradient: the growth from 4 examples to 8."""
-
-        def bytes_of(size: int) -> int:
+        sizes = []
+        for size in (4, 8):
             x, y = cut(self.sample(8), torch.arange(size) % min(self.n, 8))
             saved: dict[int, Tensor] = {}  # the tensors stay, so that no address is used twice
 
-            def pack(t: Tensor) -> Tensor:
+            def pack(t: Tensor, saved: dict[int, Tensor] = saved) -> Tensor:
                 saved[t.untyped_storage().data_ptr()] = t
                 return t
 
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 w = self.w.clone().requires_grad_()
                 torch.autograd.grad(self.total(w, x, y), w, create_graph=not self.by_differences)
-            return sum(t.untyped_storage().nbytes() for t in saved.values())
-
-        return max(1, (bytes_of(8) - bytes_of(4)) // 4)
+            sizes.append(sum(t.untyped_storage().nbytes() for t in saved.values()))
+        return max(1, (sizes[1] - sizes[0]) // 4)
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -406,17 +385,11 @@ class Problem:
     def weight(self) -> float:
         """What the slice's loss is divided by. Raises FldiagError for labels that do not fit, and where nothing counts."""
         self.probe()
-        total = 0.0
-        for i in range(len(self.bounds)):
-            y = self.batch(i)[1]
-            with self.guarded():
-                self.criterion.check(y)
-                total += float(self.criterion.count(y))
+        with self.guarded():
+            targets = (self.batch(i)[1] for i in range(len(self.bounds)))
+            total = math.fsum(float(self.criterion.count(y)) for y in targets)
         if not total > 0:
-            raise FldiagError(
-                "the loss counts none of the targets",
-                "give data in which some targets are neither masked nor ignored",
-            )
+            raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
         return total
 
     def _vector(self, w: Tensor | None) -> Tensor:
@@ -429,16 +402,18 @@ class Problem:
     ) -> Iterator[tuple[Any, Tree]]:
         """The model's outputs and the targets of every batch at w [P] (default: ``.w``), without gradients."""
         self.probe()
-        views = self.layout.views(self._vector(w))
-        fast = self._has_channels_last
-        if fast:  # the weights, too: with one input channel the layout of x alone decides nothing
-            views = {n: _channels_last(v) for n, v in views.items()}
+        views = {n: self._placed(v) for n, v in self.layout.views(self._vector(w)).items()}
         for i in range(len(self.bounds)):
             x, y = self.batch(i)
             copies = None if buffers is None else {n: b.clone() for n, b in buffers.items()}
             with torch.no_grad():
-                outputs = self.call(views, _channels_last(x) if fast else x, copies)
+                outputs = self.call(views, self._placed(x), copies)
             yield outputs, y
+
+    def _placed(self, t: Any) -> Any:
+        """With the channels last, where the model takes it: weights, too, as with one channel x alone decides nothing."""
+        is_image = self._has_channels_last and isinstance(t, Tensor) and t.ndim == 4
+        return t.clone(memory_format=torch.channels_last) if is_image else t
 
     @cached_property
     def _has_channels_last(self) -> bool:
@@ -448,7 +423,8 @@ class Problem:
             return False
         try:
             with torch.no_grad():
-                return same(self.call(self.w, _channels_last(x)), self.call(self.w, x), 1e-4)
+                last = self.call(self.w, x.clone(memory_format=torch.channels_last))
+                return same(last, self.call(self.w, x), 1e-4)
         except FldiagError:
             return False
 
@@ -471,8 +447,7 @@ class Problem:
 
     def outputs(self, w: Tensor | None = None) -> tuple[Any, Tree]:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
-        outputs, targets = zip(*self.evaluate(w), strict=True)
-        return join(outputs), join(targets)
+        return join(list(self.evaluate(w)))
 
     def loss(self, w: Tensor | None = None) -> tuple[float, float | None]:
         """The mean loss at w [P] (default: ``.w``) and its standard error over the examples.
@@ -489,8 +464,7 @@ class Problem:
         total = self.weight * self.weight_decay * at.detach().double()
         for i in range(len(self.bounds)):
             with torch.enable_grad():
-                value = self.total(at, *self.batch(i))
-                total += torch.autograd.grad(value, at)[0]
+                total += torch.autograd.grad(self.total(at, *self.batch(i)), at)[0]
         if w is None and not bool(total.isfinite().all()):
             raise FldiagError(
                 "the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
@@ -518,9 +492,9 @@ class Problem:
         Raises:
             FldiagError: parts of a matrix by differences of gradients.
         """
-        weight, at = self.weight, self._vector(w)
+        weight, at, names = self.weight, self._vector(w), names or self.layout.names
         if self.by_differences:
-            if matrix != "hessian" or not set(names or self.layout.names) >= set(self.layout.names):
+            if matrix != "hessian" or len(names) < len(self.layout.names):
                 raise FldiagError(
                     "by differences of gradients there is only the whole Hessian",
                     "leave out matrix and params",
@@ -540,12 +514,12 @@ class Problem:
 
         batches = [functools.partial(batch, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
-        kept = self.memory // 2 // graph
+        keep = self.memory // 2 // graph
         return Curvature(
             batches,
-            {n: views[n] for n in names or self.layout.names},
+            {n: views[n] for n in names},
             matrix=matrix,
-            keep=kept if 2 * kept >= len(batches) else 0,  # a few of many save little
+            keep=keep if 2 * keep >= len(batches) else 0,  # a few of many save little
             shift=self.weight_decay,
         )
 
@@ -568,25 +542,22 @@ class Problem:
         Raises:
             FldiagError: nothing has such a name, or the matrix does not fit into ``memory``.
         """
-        patterns = ["*"] if layers is None else [layers] if isinstance(layers, str) else layers
+        patterns = [layers or "*"] if layers is None or isinstance(layers, str) else layers
         operator = self.hessian(matrix=matrix, names=self.tensors(*patterns))
-        size = operator.size
-        if 16 * size * size > self.memory:
+        if 16 * operator.size**2 > self.memory:
             raise FldiagError(
-                f"a dense matrix of {size:,} weights takes {16 * size * size / 1e9:,.1f} GB while it is made, and memory is "
-                f"{self.memory / 1e9:,.1f} GB",
+                f"a dense matrix of {operator.size:,} weights does not fit into memory = {self.memory:,} bytes",
                 "choose fewer layers, or a larger memory",
             )
-        rows = torch.stack([operator(row) for row in torch.eye(size).double().to(self.device)])
+        rows = torch.stack([operator(row) for row in torch.eye(operator.size).to(self.w)])
         return (rows + rows.T) / 2
 
     def tensors(self, *patterns: str) -> list[str]:
         """The names of the tensors that match one of the patterns, or whose layer does. Raises FldiagError where none does."""
         names = [
             name
-            for layer, tensors in self.layout.layers.items()
-            for name in tensors
-            if any(fnmatchcase(text, p) for text in (layer, name) for p in patterns)
+            for name in self.layout.names
+            if any(fnmatchcase(t, p) for t in (name, name.rpartition(".")[0]) for p in patterns)
         ]
         if not names:
             raise FldiagError(
@@ -594,11 +565,12 @@ class Problem:
                 nearest(patterns[0], self.layout.names),
                 usage=True,
             )
-        return [n for n in self.layout.names if n in names]
+        return names
 
 
-def _channels_last(t: Tensor) -> Tensor:
-    return t.clone(memory_format=torch.channels_last) if t.ndim == 4 else t
+def without_addresses(value: Any) -> str:
+    """The representation of a value, the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def code_of(function: Any) -> str:
@@ -606,6 +578,6 @@ def code_of(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
-    inner = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
-    text = f"{code.co_code.hex()} {code.co_consts} {code.co_names} {inner} {function.__defaults__}"
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
+    inner = [cell.cell_contents for cell in function.__closure__ or ()]
+    text = code.co_code.hex(), code.co_consts, code.co_names, inner, function.__defaults__
+    return without_addresses(text)
