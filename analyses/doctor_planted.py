@@ -225,7 +225,7 @@ def federate(
                 np.mean([accuracy(m, x[parts[k]], y[parts[k]]) for k, m in trained.items()])
             )
         for k, m in trained.items():
-            rec.client(k, m, examples=sizes[k])
+            rec.client(k, m)
         rec.round(received=received, aggregated=model, metrics={"accuracy": reported})
         if ended:
             break

@@ -63,7 +63,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(grid: Grid) -> None:
     strategy = FedAvg(fraction_evaluate=0.0)
-    strategy = flower.record(strategy, OUT, "flower_digits:net", data="digits", partition=parts)
+    strategy = flower.record(strategy, OUT, "flower_digits:net", data="digits", clients=parts)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(net().state_dict()), num_rounds=ROUNDS)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # what a type checker sees; the modules are those of _MODULES
     from fldiag.api import catalogue, check, diagnose, diff, draw, load
     from fldiag.config import Config
     from fldiag.errors import FldiagError
-    from fldiag.integrations.convert import convert
+    from fldiag.integrations.importer import convert
     from fldiag.integrations.recorder import Recorder
     from fldiag.method import Method, Part
     from fldiag.problem.problem import Problem
@@ -54,7 +54,7 @@ _MODULES = {
     "Problem": "fldiag.problem.problem",
     "Recorder": "fldiag.integrations.recorder",
     "Run": "fldiag.runs.run",
-    "convert": "fldiag.integrations.convert",
+    "convert": "fldiag.integrations.importer",
     "sweep": "fldiag.training.sweep",
     "train": "fldiag.training.train",
 }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
-from fldiag.cli.options import Data, Debug, Download, Json, Root, TrustFile
+from fldiag.cli.options import Data, Debug, Json, TrustFile
 from fldiag.errors import FldiagError, counted, short_path
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def convert(
         Path,
         typer.Argument(metavar="OUT", help="The run folder to make."),
     ],
+    model: Annotated[str, typer.Option(help="Model of the files: NAME or pkg.mod:factory.")],
     pattern: Annotated[
         str | None,
         typer.Option(
@@ -159,33 +160,19 @@ def convert(
     ] = None,
     global_pattern: Annotated[
         str | None,
-        typer.Option(help="Paths of the global models, such as 'round_{round}/global.pt'."),
-    ] = None,
-    global_is: Annotated[
-        str,
         typer.Option(
-            help="What a round's global file holds: the aggregated model (after the "
-            "round) or the received one (before it)."
+            help="Paths of the global models after each round, such as 'round_{round}/global.pt'."
         ),
-    ] = "aggregated",
-    initial: Annotated[
-        Path | None, typer.Option(help="File of the model that the first round's clients received.")
     ] = None,
     partition: Annotated[
         Path | None,
         typer.Option(help="Which examples belong to which client: npz or JSON, client -> indices."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model of the files: NAME or pkg.mod:factory.")
     ] = None,
     data: Data = None,
     method: Annotated[str, typer.Option(help="Name of the method in tables.")] = "foreign",
     seed: Annotated[
         int, typer.Option(help="Seed that the training used; only shown in tables.")
     ] = 0,
-    evaluate: Annotated[
-        bool, typer.Option(help="Test the global model of every round if data are given.")
-    ] = True,
     key: Annotated[
         str | None,
         typer.Option(
@@ -193,8 +180,6 @@ def convert(
             "(default: the plain one)."
         ),
     ] = None,
-    root: Root = None,
-    download: Download = False,
     trust_file: TrustFile = False,
     json: Json = False,
     debug: Debug = False,
@@ -205,48 +190,25 @@ def convert(
     --data digits --partition partition.json
     """
     with errors(debug):
-        from fldiag.integrations.convert import convert as convert_files
+        from fldiag.integrations.importer import convert as convert_files
 
         console = Console(json)
-        columns = {
-            "round": "round",
-            "clients": "clients",
-            "received": "received",
-            "global": "global model",
-            "accuracy": "accuracy",
-            "loss": "loss",
-        }
-        rows: list[dict[str, Any]] = []
         with console.progress(target.name) as progress:
-
-            def on_event(event: dict[str, Any]) -> None:
-                if event["event"] == "note":
-                    console.note(event["text"])
-                else:
-                    rows.append({key: event[key] for key in columns if key in event})
-                    progress(event["done"], event["total"], f"round {event['round']}")
-
             converted = convert_files(
                 source,
                 target,
                 pattern=pattern,
-                global_pattern=global_pattern,
-                global_is=cast(Any, global_is),
-                initial=initial,
-                partition=partition,
                 model=model,
+                global_pattern=global_pattern,
                 data=data,
+                partition=partition,
                 method=method,
                 seed=seed,
-                evaluate=evaluate,
                 key=key,
-                root=root,
-                download=download,
-                on_event=on_event,
+                on_event=lambda e: progress(e["round"], e["rounds"], f"round {e['round']}"),
             )
-        if not any("loss" in row for row in rows):
-            del columns["accuracy"], columns["loss"]
-        if len(rows) > 12:
-            rows = [rows[i * (len(rows) - 1) // 11] for i in range(12)]
-        console.table(rows, columns)
+        for text in converted.origin["notes"]:
+            console.note(text)
+        row = {"rounds": converted.done, "clients": converted.about["config"]["clients"]["total"]}
+        console.table([row], {name: name for name in row})
         console.done(converted.path / "run.json", converted.path)

@@ -16,6 +16,7 @@ from fldiag import registry, user_code
 from fldiag.data import named, text
 from fldiag.data.arrays import moments, read_npz, spread
 from fldiag.data.dataset import Dataset
+from fldiag.data.packed import layout_of
 from fldiag.errors import FldiagError, error_text, nearest
 from fldiag.sections import DataSection, moments_of
 from fldiag.seeding import numpy_rng
@@ -66,7 +67,8 @@ def _load(section: DataSection, download: bool, allow_code: Collection[str]) -> 
         return _own(name, registry.dataset.get(name).build(root=section.root, download=download))
     file = Path(path).expanduser() if path else (named.root_of(section) or Path()) / f"{name}.npz"
     if path or (file.is_file() and named.root_of(section)):
-        return Dataset.of(name, read_npz(file))
+        dataset = Dataset.of(name, read_npz(file))
+        return replace(dataset, packed=layout_of(file, dataset.train_x[0].numel()))
     raise FldiagError(
         f"unknown data set {name!r}, and there is no {file}",
         f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, pkg.mod:factory",

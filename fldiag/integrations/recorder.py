@@ -1,83 +1,69 @@
-"""One's own training loop as a run of fldiag: three lines in the script, and every diagnostic of runs works on it."""
+"""One's own training loop as a run: three lines in the script, and every diagnostic of runs works on it."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
-import io
 import os
+import re
+import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fldiag import models
-from fldiag.data import Dataset, partition
-from fldiag.errors import FldiagError, counted
-from fldiag.integrations.evaluation import Evaluation
-from fldiag.integrations.recorder_inputs import (
-    Clients,
-    confirm_numbers,
-    examples_of,
-    natural,
-    normalisation_of,
-    partition_of,
-    read_clients,
-    rows_of,
-    weights_by_name,
-)
+from fldiag import data as datasets
+from fldiag import losses, models
+from fldiag.data import Dataset, packed, partition
+from fldiag.data.dataset import rows as examples
+from fldiag.errors import FldiagError, counted, error_text
 from fldiag.models import lora, state_dict
-from fldiag.models.state_dict import State
-from fldiag.problem.weights import unwrap_model
-from fldiag.results.provenance import digest
+from fldiag.params import Layout
+from fldiag.problem.loss import is_probabilities
+from fldiag.problem.weights import copy_module, unwrap_model
+from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs.in_memory import UNTESTED, classes_last
-from fldiag.runs.recording import Recording, confirm_same, mean, unassigned
-from fldiag.runs.run import Run, lock
+from fldiag.runs import base, given
+from fldiag.runs.checkpoint import State
+from fldiag.runs.open_problem import logits_of, merges, with_packed_inputs
+from fldiag.runs.run import ABOUT, LOCK, Run, lock
+from fldiag.training.evaluate import BATCH, score_rows
 
-#: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
-Weights = Any
-#: The highest number of a round.
-ROUNDS = 10**6
-#: The recorders of this process that are not closed, by their folder: ``resume`` takes the place of one that was forgotten.
+#: Bytes of examples up to which a run keeps its own copy of them.
+KEPT = 256 * 2**20
+#: The recorders of this process that have a folder: ``resume`` takes the place of one that was forgotten.
 _OPEN: dict[str, Recorder] = {}
 
 
 class Recorder:
     """A run folder that your own training loop writes, round by round.
 
-    Weights are given as state_dicts, modules, flat vectors of the parameters, or lists of arrays in the order of the state_dict
-    (or of the parameters). They are copied, and the model is not changed. A round is on the disk, and can be diagnosed, when
-    ``round`` returns. A round that is refused leaves nothing behind, also not the clients that were recorded for it.
-    A test of the global model that fails is a note in the run and a warning, never an error in the loop.
+    Weights are a module, a state_dict, a flat vector [P] of the parameters, or a list of arrays in the state_dict's order. They
+    are copied, and the model is not changed. A round is on the disk, and can be diagnosed, when ``round`` returns. A round that
+    is refused leaves nothing behind. A test of the global model that fails is a note in the run and a warning, never an error.
+    One thread of one process records: the one that made the recorder.
 
     Args:
-        out: the run's folder, which this process owns until ``close``, the end of a ``with`` block, or its own end.
-        model: the network, or its registered name or ``pkg.mod:factory``: it names the tensors.
-        data: the federation's data: (x, y) of the training examples, x a tensor, or tensors in a dict or tuple; a dict with
-            ``labels``; a ``Dataset`` or ``DataLoader``; a ``fldiag.data.Dataset`` or a data set's name. The global model is
-            evaluated after every round; arrays of up to 256 MB are kept with the run.
-        clients: which examples belong to which client: for each client the indices into ``data``, or a ``Subset`` of it (in a
-            list, a dict or a partition's file), or without ``data`` the examples themselves, in any of these forms. Clients have
-            numbers from 0 or names (of sites); names are numbered in their order, which the run notes.
-        test: the test examples, in the forms of ``data``, or a dict with those of each client; without them accuracy and loss
-            are those of the training examples, and are called so.
-        method: what tables call the training.
-        seed: seed of the training, which tables show.
-        evaluate: evaluate the global model after every round.
-        resume: continue the run in ``out`` after its last stored round; model, data, partition and options must be the same. An
-            earlier recorder of this process that still has the folder is closed.
-        origin: plain values that describe where the run comes from.
-        trainable: store only the parameters with ``requires_grad`` in the rounds, such as adapters of peft; the others are stored
-            once, and weights in which they differ are refused.
+        out: The run's folder.
+        model: The network (its weights are not read, but with ``trainable``), or the name of one: ``mlp``, ``pkg.mod:factory``.
+        data: Training examples: ``(x, y)``, a dict with ``labels``, a torch ``Dataset`` or ``DataLoader``, ``(x, y, test_x,
+            test_y)``, or a data set's name; None: the run holds weights alone. x is a tensor, or a dict or tuple of tensors.
+        clients: Client -> the indices of its examples in ``data`` (in a list, a dict or a file), or without ``data`` the
+            examples themselves. Clients are numbered from 0.
+        test: Test examples, in the forms of ``data``; without them the global model is tested on the training examples.
+        test_clients: Client -> the indices of its own test examples in ``test``.
+        method: What tables call the training.
+        seed: Of the training; tables show it.
+        trainable: Store only the parameters with ``requires_grad`` in the rounds, such as adapters. The others are stored once,
+            and weights in which they differ are refused.
+        resume: Go on with the run in ``out`` after its last round.
 
     Raises:
-        FldiagError: the folder is taken, or what is given does not fit together, or not what the run was recorded with so far.
+        FldiagError: The folder is taken, what is given does not fit together, or it is not what was recorded so far.
 
     >>> import tempfile, fldiag, torch
     >>> net, x, y = torch.nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2
@@ -87,6 +73,9 @@ class Recorder:
     [0, 1]
     """
 
+    #: Where the rounds come from; readers of the run are told.
+    origin: ClassVar[Mapping[str, Any]] = {"kind": "recorder"}
+
     def __init__(
         self,
         out: str | Path,
@@ -95,487 +84,469 @@ class Recorder:
         clients: Any = None,
         *,
         test: Any = None,
+        test_clients: Any = None,
         method: str = "own",
         seed: int = 0,
-        evaluate: bool = True,
-        resume: bool = False,
-        origin: Mapping[str, Any] | None = None,
         trainable: bool = False,
+        resume: bool = False,
     ):
-        path, remarks = Path(out), list[str]()
-        if data is None and clients is not None and not isinstance(clients, (str, Path)):
-            data, clients, remarks = read_clients(clients, model)
-        tests: Mapping[Any, np.ndarray] | None = None
-        if _is_by_client(test, clients):
-            test, tests, more_remarks = read_clients(test, model)
-            remarks += more_remarks
-        self.dataset, keep = examples_of(data, test, model)
-        module = _module_of(model, self.dataset, trainable)
-        self.dataset = _usable(self.dataset, module)
-        keep = keep if self.dataset is not None else None
-        indices = None if clients is None else partition_of(clients, self.dataset, data)
-        self.clients = Clients(() if indices is None else indices)
-        self.parts = (
-            None
-            if indices is None
-            else {self.clients.number_of(name): index for name, index in indices.items()}
-        )
-        self.module = module
-        self._done, self._begun, self._shift = 0, False, 0
-        self._staged: dict[int, State] = {}
-        self._received: State | None = None
-        self._starts: dict[int, State] = {}
+        self.parts: given.Parts | None = None
+        name = data if isinstance(data, str) else None
+        if data is None and given.are_examples(clients):
+            data, self.parts = given.examples_of(clients)
+        self.dataset = _dataset_of(data, test)
+        n = None if self.dataset is None else len(self.dataset.train_y)
+        if clients is not None and self.parts is None:
+            self.parts = given.partition_of(clients, data, n)
+        tests: given.Parts | None = None
+        if test_clients is not None:
+            total = 0 if self.dataset is None else len(self.dataset.test_y)
+            tests = given.partition_of(test_clients, test, total)
+        self.module = _module_of(model, self.dataset, trainable)
+        self.layout = Layout.of(self.module)
+        self._tensors = dict([*self.module.named_parameters(), *self.module.named_buffers()])
+        self._shapes = {n: t.shape for n, t in self._tensors.items()}
+        self._base = lora.frozen_weights(self.module)
+        self._merges = merges(self.module)
+        self._trained: dict[int, State] = {}
         self._rows: list[Row] = []
-        self._examples: dict[int, int] = {}
-        tensors = dict([*module.named_parameters(), *module.named_buffers()])
-        self._kinds, self._shapes = (
-            {n: t.dtype for n, t in tensors.items()},
-            {n: t.shape for n, t in tensors.items()},
-        )
-        self._last: State | None = None
-        self._evaluation: Evaluation | None = None
-        self._failed = self._closed = False
+        self._notes: list[str] = []
+        self._owner = os.getpid(), threading.get_ident()
         self._stack = contextlib.ExitStack()
-        self._process, self._folder = os.getpid(), os.path.realpath(path)
-        continued = (path / "run.json").is_file()
-        if continued and not resume:
+        self._is_closed = False
+        self._folder = os.path.realpath(out)
+        path, listed = Path(out), None if self.parts is None else _listed(self.parts)
+        self._config: dict[str, Any] = {
+            "name": path.resolve().name,
+            "seed": seed,
+            "data": {} if name is None else {"name": name},
+            "partition": {"kind": "unknown" if listed is None else "given"},
+            "clients": {"total": len(listed or ())},
+            "model": {"name": model} if isinstance(model, str) else {},
+            "method": {"name": method},
+        }
+        recipe = {**self.origin, "method": method, "seed": seed}
+        self._recipe = {**recipe, "partition": None if listed is None else digest(listed)}
+        about = provenance(
+            seed=seed,
+            data=None if self.dataset is None else self.dataset.fingerprint(),
+            architecture=_architecture(self.module),
+            module=f"{type(self.module).__module__}.{type(self.module).__qualname__}",
+            **base.provenance(self.module),
+        )
+        exists = (path / ABOUT).is_file()
+        if exists and not resume:
             raise FldiagError(
                 f"{path} already holds a run",
                 "choose another folder, or go on with it: resume=True",
                 usage=True,
             )
-        about = {"kind": "recorder", "method": method, "seed": seed, **(origin or {})}
-        if continued:  # also before an earlier recorder of the folder is closed for it
-            confirm_same(Run.open(path), about, module, self.dataset, self.parts)
-        earlier = _OPEN.get(self._folder)
-        if earlier is not None:
-            earlier._release()
+        if exists:
+            self._confirm_same(Run.open(path), about)
+            if self._folder in _OPEN:
+                _OPEN[self._folder]._release()
         self._stack.enter_context(lock(path))
-        atexit.register(self._release)
         try:
-            self.recording = Recording(
-                path,
-                module,
-                model=model if isinstance(model, str) else None,
-                data=_name(data, keep),
-                dataset=self.dataset,
-                origin=about,
-                parts=self.parts,
-                method=method,
-                seed=seed,
-                normalise=normalisation_of(self.dataset) if keep and self.dataset else None,
-                resume=resume,
-            )
-            self._counts()
-            if self._done:
-                self._continue(indices or ())
-            if tests is not None and "test_partition.npz" not in self.run.files:
-                self._keep_tests(tests)
-            if keep is not None and "data.npz" not in self.run.files:
-                self.run.put("data.npz", lambda f: np.savez(f, **keep))  # type: ignore[arg-type]
-                self.run.begin()
+            self.run = self._resumed(path) if exists else self._created(path, about, listed, tests)
         except BaseException:
             self._release()
             raise
         _OPEN[self._folder] = self
-        if self.dataset is not None and not self.dataset.tested:
-            self.note(UNTESTED)
-        for text in [*remarks, *(() if self.dataset is None else self.dataset.remarks)]:
-            self.note(text)
-        if data is not None and self.dataset is None:
-            self.note(
-                "not every example has one label: the run holds weights alone, and its data are given with a question"
-            )
-        if evaluate and self.dataset is not None:
-            self._evaluation = Evaluation(module, self.dataset, self.note, self._warn)
+        self._said = self._about()
+        self._last = self.state(self.run.checkpoint().state) if self.run.records else None
+        self._test: _Test | None = None
+        if self.dataset is not None:
+            self._test = _Test(self.module, self.dataset)
+            for text in (*self.dataset.remarks, *([] if self.dataset.tested else [given.UNTESTED])):
+                self.note(text)
+        if self._merges:
+            self.note(f"the model's eval() rewrites its weights: {MERGING}")
+
+    def _created(
+        self, path: Path, about: Any, listed: Sequence[np.ndarray] | None, tests: Any
+    ) -> Run:
+        if any(entry.name != LOCK for entry in path.iterdir()):
+            raise FldiagError(f"{path} holds other files", "choose an empty folder", usage=True)
+        dataset = self.dataset
+        if dataset is not None and "name" not in self._config["data"] and _size(dataset) <= KEPT:
+            self._config["data"] = {"name": "npz:data.npz", "normalise": _normalisation(dataset)}
+        names = digest(self._config, self._recipe)[:16]
+        run = Run.create(path, self._config, about, hash=names, origin=self._about()["origin"])
+        try:
+            if listed is not None:
+                run.put("partition.npz", lambda f: partition.save(f, listed))
+            if tests is not None:
+                of_all = [
+                    tests.get(k, NOTHING) for k in range(max(len(listed or ()), max(tests) + 1))
+                ]
+                run.put("test_partition.npz", lambda f: partition.save(f, of_all))
+            if dataset is not None and self._config["data"].get("name") == "npz:data.npz":
+                run.put("data.npz", lambda f: packed.save(f, dataset))
+            base.keep(run, self.module)
+            run.begin()
+        except BaseException:  # of a full disk nothing stays that would be in the way later
+            for file in ("partition.npz", "test_partition.npz", "data.npz", base.FILE):
+                (path / file).unlink(missing_ok=True)
+            raise
+        return run
+
+    def _resumed(self, path: Path) -> Run:
+        run = Run.open(path)
+        run.resume()
+        self._config, self._notes = run.about["config"], run.about["origin"]["notes"]
+        return run
+
+    def _confirm_same(self, run: Run, about: Mapping[str, Any]) -> None:
+        """Raises FldiagError unless the run was recorded so far with this model, data, partition, method and seed."""
+        before = {**run.origin.get("recipe", {}), **run.about["provenance"]}
+        now = {**self._recipe, **about}
+        for key in ("kind", "method", "seed", "data", "architecture", "base", "partition"):
+            if before.get(key) != now.get(key):
+                raise FldiagError(
+                    f"the {key} is not that with which {run.path} was recorded so far",
+                    "give the same, or record into another folder",
+                    usage=True,
+                )
 
     def __repr__(self) -> str:
-        return (
-            f"Recorder({str(self.recording.run.path)!r}, {counted(self._done, 'round')}, "
-            f"{self.recording.layout.size:,} parameters{', closed' if self._closed else ''})"
-        )
+        state = ", closed" if self._is_closed else ""
+        rounds = counted(self.run.done, "round")
+        return f"Recorder({str(self.run.path)!r}, {rounds}, {self.layout.size:,} parameters{state})"
 
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
-            if error is None:
-                self.close()
-        finally:
-            self._release()
+    def __exit__(self, kind: Any, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+        self._release()
 
-    @property
-    def run(self) -> Run:
-        """The run as it is now."""
-        return self.recording.run
-
-    # -- what a loop says
+    # What a loop says
 
     def client(
-        self,
-        number: int | str,
-        weights: Weights,
-        *,
-        received: Weights | None = None,
-        metrics: Mapping[str, Any] | None = None,
-        examples: int | None = None,
+        self, client: int, weights: Any, *, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Record a client's trained weights for the current round.
+        """Record a client's trained weights for the current round, as soon as they are there.
 
         Args:
-            number: the client's, or its name.
-            weights: after its training.
-            received: what it started from, where that is not what all clients received.
-            metrics: numbers of its training, by name.
-            examples: how many it trained on, where the data do not say.
+            client: Its number.
+            weights: After its training.
+            metrics: Numbers of its training.
 
         Raises:
-            FldiagError: the weights do not fit the model.
+            FldiagError: The weights do not fit the model, or the client is not in the partition.
         """
-        k = self.clients.number_of(number)
-        state = self.state(weights, f"client {number}")
-        start = None if received is None else self.state(received, f"what client {number} received")
-        rows = rows_of(
-            metrics,
-            self.clients.number_of,
-            moment="trained",
-            scope="client",
-            client=k,
-            source="the loop",
-        )
-        if examples is not None:
-            self._examples[k] = natural(examples, f"client {k}: examples =")
-        self._staged[k] = state
-        if start is not None:
-            self._starts[k] = start
-        self._rows = [row for row in self._rows if row.get("client") != k] + rows
-
-    def received(self, weights: Weights) -> None:
-        """Record the weights from which the clients of the current round start.
-
-        Args:
-            weights: of the global model.
-
-        Raises:
-            FldiagError: the weights do not fit the model.
-        """
-        self._received = self.state(weights, "the received model")
+        self._confirm_owner()
+        k, rows = self._number(client), _rows(metrics, "trained", "client")
+        self._trained[k] = self.state(weights, f"client {k}")
+        others = [row for row in self._rows if row["client"] != k]
+        self._rows = [*others, *({**row, "client": k} for row in rows)]
 
     def round(
         self,
         *,
-        aggregated: Weights,
-        received: Weights | None = None,
-        clients: Mapping[Any, Weights] | None = None,
-        metrics: Mapping[str, Any] | None = None,
-        number: int | None = None,
+        aggregated: Any,
+        clients: Mapping[int, Any] | None = None,
+        received: Any = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Write a round.
 
         Args:
-            aggregated: the global model after it.
-            received: what its clients started from; by default what ``received`` recorded, else the previous global model, where
-                that is of the round before. Where they started from different weights (personal layers, batch-norm of their
-                own, asynchronous rounds), a dict: client -> weights.
-            clients: client -> its trained weights, in addition to those that ``client`` recorded.
-            metrics: numbers of the round by name; a dict under a name holds a number for each client.
-            number: the round's, above all before it; by default the next. A loop that counts from 0 is understood: its rounds are
-                stored under the next number. Round 0 without clients is the model before training.
+            aggregated: The global model after the round.
+            clients: Client -> its trained weights, besides those given with ``client``.
+            received: What the clients started from, or a dict client -> what it started from; by default the global model
+                after the round before.
+            metrics: Numbers of the global model.
 
         Raises:
-            FldiagError: weights or number do not fit, or the disk refuses the round. Nothing of the round is kept then.
+            FldiagError: What is given does not fit, or the disk refuses. Nothing of the round is kept then.
         """
+        self._confirm_owner()
         try:
-            for k, weights in (clients or {}).items():
-                self.client(k, weights)
-            if isinstance(received, Mapping) and self._is_by_client(received):
-                for k, weights in received.items():
-                    label = f"what client {k} received"
-                    self._starts[self.clients.number_of(k)] = self.state(weights, label)
-            elif received is not None:
-                self.received(received)
-            t, shift = (self._done + 1, self._shift) if number is None else self._numbered(number)
-            rows = [
-                *self._rows,
-                *rows_of(
-                    metrics,
-                    self.clients.number_of,
-                    moment="aggregated",
-                    scope="global",
-                    source="the loop",
-                ),
-            ]
-            before = (
-                self._last if t == self._done + 1 else None
-            )  # over a gap nobody knows what the clients started from
-            self.store(
-                t,
-                aggregated,
-                self._staged,
-                before if self._received is None else self._received,
-                rows,
-                shift=shift,
-                starts=self._starts,
-            )
+            for client, weights in (clients or {}).items():
+                self.client(client, weights)
+            start, starts = self._received(received)
+            state = self.state(aggregated, "the aggregated model")
+            rows = [*self._rows, *_rows(metrics, "aggregated", "global")]
+            count = {"moment": "trained", "scope": "global", "metric": "clients"}
+            rows.insert(0, {**count, "value": float(len(self._trained))})
+            rows += self._scores(state)
+            self._write(state, start, starts, rows)
+            self._last = state
         finally:
-            self._clear()
+            self._trained, self._rows = {}, []
 
-    def _clear(self) -> None:
-        """Nothing is known of the next round."""
-        self._staged, self._received, self._rows, self._examples = {}, None, [], {}
-        self._starts = {}
+    def note(self, text: str) -> None:
+        """Remember what was missing or had to be supposed; every table of the run says so.
 
-    def _is_by_client(self, weights: Mapping[Any, Any]) -> bool:
-        """Whether it is a dict of clients, not of the model's tensors."""
-        return not any(
-            isinstance(value, Tensor | np.ndarray)
-            and not isinstance(key, int)
-            and key not in self.clients.numbers
-            for key, value in weights.items()
-        )
-
-    def _continue(self, names: Iterable[str]) -> None:
-        """Know again what the run's rounds say; ``names``: of the clients in the partition."""
-        run = self.run
-        self.clients = Clients(names, {name: k for k, name in run.origin["names"].items()})
-        self.clients.next = max(self.clients.next, run.about["config"]["clients"]["total"])
-        self._last = self.state(run.checkpoint().state)
-
-    def _keep_tests(self, tests: Mapping[Any, np.ndarray]) -> None:
-        """Store whose test examples are whose."""
-        by_number = {self.clients.number_of(name): index for name, index in tests.items()}
-        count = 1 + max([*by_number, *(self.parts or ())])
-        listed = [by_number.get(k, np.empty(0, dtype=np.int64)) for k in range(count)]
-        buffer = io.BytesIO()
-        partition.save(buffer, listed)
-        self.run.put("test_partition.npz", lambda f: f.write(buffer.getvalue()))
-        self.run.begin()
-
-    def _numbered(self, number: Any) -> tuple[int, int]:
-        """The number under which a round is stored, and how much higher that is than the loop's own."""
-        n = natural(number, "round number", ROUNDS)
-        from_zero = n == 0 and not self._begun and bool(self._staged or self._received is not None)
-        shift = 1 if from_zero else self._shift
-        return n + shift, shift
+        Args:
+            text: In words.
+        """
+        self._confirm_owner()
+        if text not in self._notes:
+            self._notes = [*self._notes, text]
 
     def close(self) -> Run:
-        """End the recording and release the folder.
+        """Say that no round is missing any more, and release the folder.
 
         Returns:
             The run.
         """
-        if not self._closed:
-            if self._done:
-                with self._writing():
-                    self.recording.finish()
+        if not self._is_closed:
+            self._confirm_owner()
+            self._config = {**self._config, "rounds": self.run.done}
+            self._append(self.run.done, [], status="finished")
             self._release()
-        return self.recording.run
+        return self.run
 
-    # -- what recorders of other programs use
-
-    def store(
-        self,
-        t: int,
-        aggregated: Weights,
-        clients: Mapping[int, State],
-        received: State | None,
-        rows: Sequence[Row],
-        *,
-        shift: int = 0,
-        starts: Mapping[int, State] | None = None,
-    ) -> None:
-        """Write round t with the global model's scores.
-
-        Args:
-            t: the round's number, above all before it; 0 for the model before training.
-            aggregated: the global model after it.
-            clients: what they made of it, as ``state`` gives it.
-            received: what they started from, None where that is not known.
-            rows: numbers of the round.
-            shift: how much higher t is than the loop's own number.
-            starts: what each client started from, where that differs.
-
-        Raises:
-            FldiagError: weights or numbers do not fit, or the disk refuses the round.
-        """
-        if self._begun and t <= self._done:
-            last = self._done - shift
-            raise FldiagError(
-                f"round {t - shift} is not after round {last}, the last that was recorded",
-                f"give a number above {last}, or leave it out: the next is taken",
-                usage=True,
-            )
-        if self.parts is not None and not self.clients.are_named:
-            confirm_numbers(clients, self.parts)
-        received, starts, notes = self._received_by(clients, received, starts or {})
-        state = self.state(aggregated, "the aggregated model")
-        outside = sorted(clients.keys() - self.parts.keys()) if self.parts is not None else []
-        names = {k: name for name, k in self.clients.numbers.items()}
-        if unknown := sorted({*outside} - {*self.run.origin.get("outside", [])}):
-            in_partition = [names.get(k, str(k)) for k in sorted(self.parts or ())]
-            warnings.warn(
-                f"fldiag: {unassigned([names.get(k, str(k)) for k in unknown])}; it has {', '.join(in_partition[:6])}"
-                f"{' ...' if len(in_partition) > 6 else ''}",
-                stacklevel=3,
-            )
-        scores = self._evaluation.rows(state) if self._evaluation is not None else []
-        with self._writing():
-            for text in notes:
-                self.recording.note(text)
-            if t == 0:
-                self.recording.initial(state)
-                self.recording.add_rows(0, [*rows, *scores])
-            else:
-                if received is not None and not self.recording.run.rounds:
-                    self.recording.initial(received)
-                self.recording.know(
-                    examples=self._examples,
-                    shift=shift,
-                    outside=outside,
-                    names=names,
-                )
-                if names:
-                    self.recording.note(_numbering(names))
-                self.recording.add(
-                    t,
-                    state,
-                    clients,
-                    received,
-                    [*rows, *scores],
-                    starts=starts or None,
-                )
-        self._last, self._begun, self._done, self._shift = state, True, t, shift
-
-    def _received_by(
-        self, clients: Mapping[int, State], received: State | None, starts: Mapping[int, State]
-    ) -> tuple[State | None, dict[int, State], list[str]]:
-        """What all clients received, and what each did where that differs; and what had to be supposed."""
-        if not starts:
-            return received, {}, []
-        if received is not None and starts.keys() < clients.keys():
-            starts = {k: starts.get(k, received) for k in clients}
-        lacking = sorted(clients.keys() - starts.keys())
-        if lacking:
-            raise FldiagError(
-                f"what client {lacking[0]} received is missing",
-                "give it for every client of the round, or for none",
-                usage=True,
-            )
-        starts = {k: starts[k] for k in clients}
-        common = {digest(start) for start in starts.values()}
-        if len(common) == 1 and (received is None or digest(received) in common):
-            return next(iter(starts.values())), {}, []
-        if received is not None:
-            return received, starts, []
-        text = "the global model before the first round is taken to be the mean of what its clients received"
-        return mean(list(starts.values()), [1.0] * len(starts)), starts, [text]
-
-    def begin(self, state: State) -> None:
-        """Write the model before training.
-
-        Args:
-            state: as ``state`` gives it.
-
-        Raises:
-            FldiagError: the recorder is closed.
-        """
-        with self._writing():
-            self.recording.initial(state)
-
-    def note(self, text: str) -> None:
-        """Remember what was missing or had to be supposed; every table of the run will say so.
-
-        Args:
-            text: in words.
-        """
-        with self._writing():
-            self.recording.note(text)
-
-    def state(self, weights: Weights, label: str = "the model") -> State:
+    def state(self, weights: Any, label: str = "the model") -> State:
         """Weights in any form as a copy of the model's state_dict.
 
         Args:
-            weights: see the class.
-            label: what an error calls them.
+            weights: See the class.
+            label: What an error calls them.
 
         Returns:
             Name -> tensor on the CPU, in the model's types.
 
         Raises:
-            FldiagError: they do not fit the model, or differ from the frozen weights, which are not stored with a round.
+            FldiagError: They do not fit the model, are no plain numbers, or differ from the frozen weights.
         """
-        tensors = weights_by_name(weights, self.module, self.recording.layout)
-        if base := lora.frozen_weights(self.module):
+        tensors = {n: _plain(v, f"{n} of {label}") for n, v in self._named(weights).items()}
+        if self._base:
             tensors = state_dict.without_prefix(tensors, self.module)[0]
-            moved = next(
-                (n for n, t in base.items() if n in tensors and not _equal(tensors[n], t)), None
-            )
-            if moved is not None:
-                raise FldiagError(
-                    f"frozen weights of {label} differ from those of the recorder's model: {moved}",
-                    "keep them as they are in training; or store all weights: record into another folder with "
-                    "trainable=False",
-                    usage=True,
-                )
-            tensors = {n: t for n, t in tensors.items() if n not in base}
-        if {
-            n: v.shape for n, v in tensors.items()
-        } == self._shapes:  # as a rule; walking the module takes as long as the disk
-            state = {n: tensors[n] for n in self._kinds}
+            for name, frozen in self._base.items():
+                if name in tensors and _is_moved(tensors.pop(name), frozen):
+                    raise FldiagError(
+                        f"the frozen weights {name} of {label} differ from those of the recorder's model",
+                        "leave them as they are in training; or store all weights: trainable=False",
+                        usage=True,
+                    )
+        if {n: v.shape for n, v in tensors.items()} == self._shapes:  # walking the module is slow
+            state = {n: tensors[n] for n in self._tensors}
         else:
             state, _ = state_dict.fit(
                 state_dict.with_first_names(tensors, self.module), self.module
             )
-        # loops and servers make float64 of float32, and fractions of counters; a model loads both as it has them
-        return {
-            n: (v if self._kinds[n].is_floating_point else v.round()).to(
-                "cpu", self._kinds[n], copy=True
-            )
-            for n, v in state.items()
-        }
+        # loops make float64 of float32 and fractions of counters; a model loads both as it has them
+        for name, t in state.items():
+            kind = self._tensors[name].dtype
+            is_whole = t.is_floating_point() and not kind.is_floating_point
+            state[name] = (t.round() if is_whole else t).to("cpu", kind, copy=True)
+        return state
 
-    def _warn(self, text: str) -> None:
-        self.note(text)
-        if not self._failed:
-            warnings.warn(
-                f"fldiag: {text}; weights are recorded all the same (evaluate=False: no evaluation)",
-                stacklevel=2,
-            )
-        self._failed = True
+    def _named(self, weights: Any) -> dict[str, Any]:
+        """Weights by name. Raises FldiagError for what holds none, or another number of them than the model has."""
+        if isinstance(weights, nn.Module):
+            module = unwrap_model(weights)[0]
+            if self._merges and not module.training:
+                module = copy_module(module).train()
+            return dict(module.state_dict())
+        if isinstance(weights, Mapping):
+            return {str(n): v for n, v in weights.items()}
+        own = self.module.state_dict()
+        if isinstance(weights, (Tensor, np.ndarray)) and weights.ndim == 1:
+            if len(weights) != self.layout.size:
+                raise FldiagError(
+                    f"a vector of {len(weights):,} numbers, and the model has {self.layout.size:,} parameters"
+                )
+            return {**own, **self.layout.views(torch.as_tensor(weights))}
+        if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes)):
+            raise FldiagError(f"a {type(weights).__name__} holds no weights", usage=True)
+        if len(arrays := list(weights)) != len(own):
+            raise FldiagError(f"{len(arrays)} arrays, and the model's state_dict has {len(own)}")
+        return dict(zip(own, arrays, strict=True))
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Refuse to write for a closed recorder and into a folder that is gone.
+    def forget(self) -> None:
+        """What the clients of the coming round received is not known, unless ``round`` is told."""
+        self._last = None
 
-        After an error, or Ctrl-C, the recorder goes back to what is on the disk: the round that was not written is the next one.
+    def shares(self, clients: Sequence[int]) -> list[float]:
+        """How much clients count: by their examples, alike where the partition does not say.
+
+        Args:
+            clients: Their numbers.
+
+        Returns:
+            Numbers of any sum.
         """
-        if self._closed:
+        counts = [float(len((self.parts or {}).get(k, ()))) for k in clients]
+        return counts if any(counts) else [1.0] * len(counts)
+
+    def _number(self, client: Any) -> int:
+        number = given.number_of(client)
+        if self.parts is not None and number not in self.parts:
             raise FldiagError(
-                f"the recorder of {self.recording.run.path} is closed",
-                "continue the run with a new one: fldiag.Recorder(..., resume=True)",
+                f"client {number} is not in the partition of clients {min(self.parts)} to {max(self.parts)}",
+                "number the clients as the partition does",
                 usage=True,
             )
+        return number
+
+    def _received(self, received: Any) -> tuple[State | None, dict[int, State]]:
+        """What all clients started from; and what each did, where that differs."""
+        if received is None:
+            return self._last, {}
+        is_by_client = isinstance(received, Mapping) and not any(
+            isinstance(key, str) and not key.isdecimal() for key in received
+        )
+        if not is_by_client:
+            return self.state(received, "the received model"), {}
+        starts = {
+            (k := given.number_of(client)): self.state(weights, f"what client {k} received")
+            for client, weights in received.items()
+        }
+        if lacking := self._trained.keys() - starts.keys():
+            raise FldiagError(f"what client {min(lacking)} received is missing", usage=True)
+        starts = {k: starts[k] for k in sorted(self._trained)}
+        if self._last is None:
+            self.note(
+                "the global model before the first round is the mean of what clients received"
+            )
+        return self._last or mean(list(starts.values()), [1.0] * len(starts)), starts
+
+    def _scores(self, state: State) -> list[Row]:
+        """Loss and accuracy of the global model; where it cannot be tested, a note and a warning."""
+        if self._test is None:
+            return []
         try:
-            yield
-        except BaseException:
+            return self._test.rows(state)
+        except (
+            Exception
+        ) as error:  # the user's model may raise anything, and training must not end for it
+            why = error.what if isinstance(error, FldiagError) else error_text(error)
+            self.note(f"the global model could not be evaluated: {why}")
+            warnings.warn(
+                f"fldiag: {self._notes[-1]}; weights are recorded all the same", stacklevel=3
+            )
+            self._test = None
+            return []
+
+    # What is written
+
+    def _write(
+        self, state: State, start: State | None, starts: Mapping[int, State], rows: list[Row]
+    ) -> None:
+        ids, t = sorted(self._trained), self.run.done + 1
+        tensors: dict[str, Any] = {}
+        if ids:
+            tensors = self._stacked([self._trained[k] for k in ids], "clients", "buffers")
+            tensors["received"] = None if start is None else self.layout.row(start)
+            if starts:
+                tensors |= self._stacked([starts[k] for k in ids], "starts", "start_buffers")
+            total = max(self._config["clients"]["total"], ids[-1] + 1)
+            self._config = {**self._config, "clients": {"total": total}}
+        try:
+            if not self.run.records and start is not None:
+                self._put(0, start, [])
+                self._append(0, [])
+            self._put(t, state, ids, **tensors)
+            self._append(t, [{"round": t, **row} for row in rows])
+        except BaseException:  # go on from what is on the disk, also after Ctrl-C
             with contextlib.suppress(FldiagError):
-                self.recording.reload()
-            self._counts()
+                self.run = Run.open(self.run.path)
+                self.run.resume()
             raise
 
-    def _counts(self) -> None:
-        run = self.recording.run
-        self._done, self._begun, self._shift = run.done, bool(run.rounds), self.recording.shift
+    def _stacked(self, states: Sequence[State], rows: str, buffers: str) -> dict[str, Any]:
+        names = [
+            n for n in self._tensors if n not in self.layout.names and all(n in s for s in states)
+        ]
+        return {
+            rows: torch.stack([self.layout.row(s) for s in states]),
+            buffers: {n: torch.stack([s[n] for s in states]) for n in names},
+        }
+
+    def _put(self, t: int, state: State, ids: Sequence[int], **tensors: Any) -> None:
+        manifest = {
+            "round": t,
+            "seed": self._config["seed"],
+            "config": self._config,
+            "shape": [] if self.dataset is None else list(self.dataset.shape),
+            "classes": 0 if self.dataset is None else self.dataset.classes,
+            "clients": list(ids),
+            "provenance": self.run.about["provenance"],
+            "run": self.run.path.name,
+            "origin": self._recipe,
+        }
+        self.run.put_checkpoint(t, manifest, state, **tensors)
+
+    def _append(self, t: int, rows: Sequence[Row], **facts: Any) -> None:
+        """A line, with what changed of what the run says of itself."""
+        about = self._about()
+        if about != self._said:
+            facts["about"] = about
+        self.run.append(t, rows, **facts)
+        self._said = about
+
+    def _about(self) -> dict[str, Any]:
+        origin = {"recipe": self._recipe, "notes": self._notes, "names": {}, "examples": {}}
+        return {"config": self._config, "origin": origin}
+
+    def _confirm_owner(self) -> None:
+        if self._is_closed:
+            raise FldiagError(
+                f"{self!r} is closed", "go on with a new one: resume=True", usage=True
+            )
+        if self._owner != (os.getpid(), threading.get_ident()):
+            raise FldiagError(
+                f"{self!r} is used by another thread or process than the one that made it",
+                "record in that one: hand the clients' weights over to it",
+                usage=True,
+            )
 
     def _release(self) -> None:
-        if os.getpid() != self._process:  # a copy of the process: the folder is not its own
-            return
-        atexit.unregister(self._release)
-        if _OPEN.get(self._folder) is self:
-            del _OPEN[self._folder]
-        self._closed = True
-        self._stack.close()
+        if os.getpid() == self._owner[0]:  # a forked copy does not own the folder
+            _OPEN.pop(self._folder, None)
+            self._is_closed = True
+            self._stack.close()
+
+
+#: Said of modules such as adapters that merge into the weights beneath them.
+MERGING = "state_dicts are taken to be those of train mode"
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+class _Test:
+    """The user's own module in its own eval mode, on a copy."""
+
+    def __init__(self, module: nn.Module, dataset: Dataset):
+        self.dataset = dataset
+        self.module = copy_module(module).cpu()
+        self.model = with_packed_inputs(self.module, dataset)
+        kinds = (p.dtype for p in self.module.parameters() if p.is_floating_point())
+        self.dtype = next(kinds, torch.float32)
+
+    def rows(self, state: State) -> list[Row]:
+        """Loss and accuracy of the model with these weights, on the split by which it is judged."""
+        split, inputs, targets = self.dataset.evaluation
+        self.model.train()
+        self.model.load_state_dict(state, strict=False)
+        self.model.eval()
+        loss, right, n = 0.0, 0, len(targets)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for i in range(0, n, BATCH):
+                part = slice(i, i + BATCH)
+                x, y = self.dataset.normalise(examples(inputs, part)), targets[part]
+                z = logits_of(self.model(x.to(self.dtype) if x.is_floating_point() else x)).float()
+                z = z[:, None] if z.ndim == 1 else z
+                if not self.dataset.regression and _is_probability(z):
+                    raise FldiagError("the model returns probabilities, and the loss is of logits")
+                loss += float(losses.per_example(z, y).double().sum())
+                right += 0 if self.dataset.regression else int((losses.predicted(z) == y).sum())
+        scores = {} if self.dataset.regression else {"accuracy": right / n}
+        return score_rows({**scores, "loss": loss / n, "n": n}, split)
+
+
+def _is_probability(z: Tensor) -> bool:
+    return is_probabilities(z) or (z.shape[1:] == (1,) and bool(((z >= 0) & (z <= 1)).all()))
+
+
+def _dataset_of(data: Any, test: Any) -> Dataset | None:
+    if isinstance(data, str):
+        return datasets.load(data, allow_code={data})
+    return data if data is None or isinstance(data, Dataset) else given.dataset_of(data, test)
 
 
 def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool) -> nn.Module:
@@ -591,52 +562,77 @@ def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool)
     return module
 
 
-def _usable(dataset: Dataset | None, module: nn.Module) -> Dataset | None:
-    """The data set; None where its examples have labels of positions and the model has no outputs for these."""
-    if dataset is None or not dataset.dense:
-        return dataset
+def _architecture(module: nn.Module) -> str:
+    """Tells models apart: by what they print, without addresses in memory, and by the names and shapes of their tensors."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    text = re.sub(r"0x[0-9a-fA-F]+", "", repr(module))
+    return digest(text, [(n, list(t.shape)) for n, t in tensors])[:16]
+
+
+def _plain(value: Any, label: str) -> Tensor:
     try:
-        classes_last(module, dataset)
-    except Exception:  # the user's model may raise anything
-        return None
-    return dataset
-
-
-def _is_by_client(test: Any, clients: Any) -> bool:
-    """Whether test examples are given for each client, by the names that the clients have."""
-    if not isinstance(test, Mapping) or clients is None or isinstance(clients, (str, Path)):
-        return False
-    names = clients if isinstance(clients, Mapping) else range(len(clients))
-    return bool(test) and {str(k) for k in test} <= {str(k) for k in names}
-
-
-def _numbering(names: Mapping[int, str]) -> str:
-    listing = ", ".join(f"{k} = {names[k]}" for k in sorted(names)[:20])
-    return f"clients are numbered {listing}{' ...' if len(names) > 20 else ''}"
-
-
-def _equal(tensor: Tensor, base: Tensor) -> bool:
-    """Whether frozen weights are the same but for rounding: averages and copies in another precision keep half the digits."""
-    if tensor.shape != base.shape:
-        return False
-    a, b = tensor.detach().to(base.device), base.detach()
-    if a.dtype == b.dtype and torch.equal(a, b):
-        return True
-    digits = max((torch.finfo(t.dtype).eps for t in (a, b) if t.is_floating_point()), default=0.0)
-    a, b = a.double(), b.double()
-    return bool(
-        torch.allclose(
-            a,
-            b,
-            rtol=0,
-            atol=digits**0.5 * float(b.abs().max()) if b.numel() else 0,
-            equal_nan=True,
+        t = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError):
+        raise FldiagError(
+            f"{label} is a {type(value).__name__}, not an array", usage=True
+        ) from None
+    if t.layout != torch.strided or t.is_meta or t.is_complex() or t.is_quantized:
+        raise FldiagError(
+            f"{label} is a {t.layout} tensor of {t.dtype} on {t.device}",
+            "give dense tensors of real numbers",
+            usage=True,
         )
-    )
+    return t
 
 
-def _name(data: Any, keep: Mapping[str, np.ndarray] | None) -> str | None:
-    """What the run's files say of the data; the path of those in the run is from its folder, which may move."""
-    if keep is not None:
-        return "npz:data.npz"
-    return data if isinstance(data, str) else None
+def _is_moved(tensor: Tensor, frozen: Tensor) -> bool:
+    """Whether frozen weights differ by more than averages and copies in another precision explain: half of the digits."""
+    a, b = tensor.cpu(), frozen.cpu()
+    if torch.equal(a, b):
+        return False
+    eps = max((torch.finfo(t.dtype).eps for t in (a, b) if t.is_floating_point()), default=0.0)
+    a, b = a.double(), b.double()
+    atol = eps**0.5 * float(b.abs().max())
+    return a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=atol, equal_nan=True)
+
+
+def _rows(metrics: Mapping[str, float] | None, moment: str, scope: str) -> list[Row]:
+    """A row for every number. Raises FldiagError for what is none."""
+    about = {"moment": moment, "scope": scope, "source": "the loop"}
+    rows = []
+    for name, value in (metrics or {}).items():
+        try:
+            rows.append({**about, "metric": str(name), "value": float(value)})
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            raise FldiagError(f"the metric {name!r} is not a number", usage=True) from None
+    return rows
+
+
+def mean(states: Sequence[State], shares: Sequence[float]) -> State:
+    """The weighted mean of state_dicts, taken in float64; counters take the largest."""
+    p = torch.tensor(shares, dtype=torch.float64)
+    p = p / p.sum()
+    averages = {}
+    for name in (n for n in states[0] if all(n in s for s in states)):
+        rows = torch.stack([s[name] for s in states])
+        is_float = rows.is_floating_point()
+        averages[name] = (
+            torch.tensordot(p, rows.double(), 1).to(rows.dtype) if is_float else rows.amax(0)
+        )
+    return averages
+
+
+def _listed(parts: given.Parts) -> list[np.ndarray]:
+    """The partition of clients 0, 1, 2, ... up to the last: those without an entry have no examples."""
+    return [parts.get(k, NOTHING) for k in range(max(parts) + 1)]
+
+
+def _size(dataset: Dataset) -> int:
+    return sum(t.nbytes for t in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
+
+
+def _normalisation(dataset: Dataset) -> str | None:
+    """How a model sees the data, as ``data.normalise`` says it."""
+    if dataset.mean:
+        return "/".join(",".join(map(repr, values)) for values in (dataset.mean, dataset.std))
+    return None

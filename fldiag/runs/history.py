@@ -21,13 +21,14 @@ from fldiag.models.network import Network
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
-from fldiag.runs.in_memory import UNTESTED
+from fldiag.runs.given import UNTESTED
 from fldiag.runs.open_problem import (
     build_module,
     check_code,
     load_dataset,
     load_examples,
     load_partition,
+    merges,
 )
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate, stacked
 from fldiag.runs.round_weights import RoundReader, Stored, first_readable, ranges, sha256
@@ -203,6 +204,11 @@ class History:
         )
         dataset = None if weights_alone else load_dataset(first, root, download, normalise)
         module = build_module(first, dataset)
+        if merges(module):
+            raise FldiagError(
+                "eval() of the model rewrites its weights (adapters that merge), so that it is not what the stored weights say",
+                "give the model with adapters that do not merge",
+            )
         parts = load_partition(first, dataset)
         config = first.config
         train = config.get("train", {})

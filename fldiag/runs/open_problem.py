@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
+from fldiag.data.packed import Packed
 from fldiag.data.public import deal
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
 from fldiag.params import Layout
-from fldiag.problem.data import as_slice, is_split
+from fldiag.problem.data import arguments, as_slice, describe, is_split, same
 from fldiag.problem.loss import is_probabilities
 from fldiag.problem.problem import Problem
-from fldiag.problem.weights import forward_of
+from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.runs import base
 from fldiag.runs.checkpoint import Checkpoint, describe_choice
-from fldiag.runs.in_memory import as_logits, dataset_of, with_packed_inputs
-from fldiag.runs.packed import read_recorded
+from fldiag.runs.given import dataset_of
 from fldiag.runs.run import Run
 from fldiag.sections import FILES, DataSection, Normalise, PartitionSection
 
@@ -187,7 +190,7 @@ def load_dataset(
     if isinstance(source, Dataset):
         return source
     if source is not None:
-        return dataset_of(source, forward=forward_of(c.model))
+        return dataset_of(source)
     spec = c.config.get("data", {})
     if "name" not in spec:
         raise FldiagError(
@@ -195,14 +198,11 @@ def load_dataset(
             "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader",
             usage=True,
         )
-    name, folder = str(spec["name"]), spec.get("root")
-    if file := _in_the_run(c, name):
-        dataset = sources.normalise(read_recorded(file, name), spec.get("normalise"))
-    else:
-        root = root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None)
-        values = {key: spec[key] for key in DataSection.model_fields if key in spec}
-        section = DataSection(**{**values, "root": root})
-        dataset = data.load(section, download=download, allow_code=c.allow_code)
+    name, folder = _in_the_run(c, str(spec["name"])), spec.get("root")
+    root = root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None)
+    values = {key: spec[key] for key in DataSection.model_fields if key in spec}
+    section = DataSection(**{**values, "name": name, "root": root})
+    dataset = data.load(section, download=download, allow_code=c.allow_code)
     fingerprint = c.manifest.get("provenance", {}).get("data")
     if fingerprint and dataset.fingerprint() != fingerprint:
         raise FldiagError(
@@ -213,16 +213,15 @@ def load_dataset(
     return dataset
 
 
-def _in_the_run(c: Checkpoint, name: str) -> Path | None:
-    """Where data lie that a recorded run keeps in its own folder. Raises FldiagError when they were changed or are not there."""
+def _in_the_run(c: Checkpoint, name: str) -> str:
+    """The name of data, where a recorded run keeps them in its own folder their file. Raises FldiagError when they were changed
+    or are not there."""
     file = name.removeprefix("npz:")
-    if "origin" not in c.manifest or file == name or Path(file).is_absolute():
-        return None
+    if "origin" not in c.manifest or file != "data.npz":
+        return name
     folder = c.path.parent.parent
     if (folder / "run.json").is_file() and file in (run := Run.open(folder)).files:
-        return run.verified(file)
-    if Path(file).is_file():  # a converted folder names its data as the command did
-        return None
+        return f"npz:{run.verified(file)}"
     raise FldiagError(
         f"the data of {c.path} are the file {file} of its run, and it does not lie in that",
         f"give them: --data npz:RUN/{file}",
@@ -230,10 +229,53 @@ def _in_the_run(c: Checkpoint, name: str) -> Path | None:
 
 
 def build_module(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
-    module = with_packed_inputs(_built(c, dataset), dataset)
-    return (
-        as_logits(module, dataset)[0] if dataset is not None and "origin" in c.manifest else module
-    )
+    return with_packed_inputs(_built(c, dataset), dataset)
+
+
+def merges(module: nn.Module) -> bool:
+    """Whether the module's eval() rewrites its weights, as adapters do that merge into the weights beneath them."""
+    probe = copy_module(module).train()
+    before = {n: t.clone() for n, t in probe.state_dict().items()}
+    after = probe.eval().state_dict()
+    return not same({n: after.get(n, t) for n, t in before.items()}, before)
+
+
+def with_packed_inputs(module: nn.Module, dataset: Dataset | None) -> nn.Module:
+    """The module, or where the data set's rows hold several tensors a copy of it that takes such rows and returns one tensor."""
+    if dataset is None or dataset.packed is None:
+        return module
+    reader = copy.deepcopy(unwrap_model(module)[0])
+    reader.register_forward_pre_hook(_Unpack(dataset.packed), with_kwargs=True, prepend=True)
+    reader.register_forward_hook(_only_logits)
+    return reader
+
+
+class _Unpack:
+    """Calls a module with the tensors of its rows, as a ``Problem`` calls it with these."""
+
+    def __init__(self, packed: Packed):
+        self.packed = packed
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        return arguments(inspect.signature(module.forward), self.packed.inputs(args[0], dtype))
+
+
+def _only_logits(module: nn.Module, args: Any, output: Any) -> Tensor:
+    return logits_of(output)
+
+
+def logits_of(output: Any) -> Tensor:
+    """A model's outputs, or the entry ``logits`` among them. Raises FldiagError where there is neither."""
+    logits = output.get("logits") if isinstance(output, Mapping) else output
+    if not isinstance(logits, Tensor):
+        raise FldiagError(
+            f"the model returns {describe(output)}, and diagnostics of a run need one tensor [n, outputs]",
+            "let forward return it, or a dict that has it as 'logits'",
+        )
+    return logits
 
 
 def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:

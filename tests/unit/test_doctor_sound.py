@@ -103,7 +103,7 @@ def personal_run(path, aggregate, rounds=5):
         k: {n: v + random(1.0)[n] * (3 if k == 2 else 1) for n, v in w.items()} for k in range(5)
     }
     recorder = fldiag.Recorder(path, net, method="own")
-    recorder.round(number=0, aggregated=w)
+    recorder.round(aggregated=w)
     for _ in range(rounds):
         direction = random(0.1)
         replies = {
@@ -149,7 +149,7 @@ def test_a_wrong_sum_of_such_updates_is_found(tmp_path):
 # -- what is said
 
 
-def small_run(path, names=range(4), origin=None, rounds=3, **options):
+def small_run(path, names=range(4), rounds=3, **options):
     """A run on labels, whose model need not be known; the third client does not move."""
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
@@ -160,7 +160,6 @@ def small_run(path, names=range(4), origin=None, rounds=3, **options):
         data=(X, y),
         test=(X[:10], y[:10]),
         clients=dict(zip(names, PARTS, strict=True)),
-        origin=origin,
         method="fedavg",
         **options,
     )
@@ -180,32 +179,6 @@ def small_run(path, names=range(4), origin=None, rounds=3, **options):
         recorder.round(received=None, clients=replies, aggregated=w)
     recorder.close()
     return path
-
-
-def test_sites_are_called_by_their_names(tmp_path):
-    names = ["berlin", "lyon", "oslo", "rome"]
-    run = fldiag.load(small_run(tmp_path / "run", names), model=nn.Linear(3, 2))
-    said = rows(run, "zero_updates")
-    assert "client 2 (oslo)" in said["what"].iloc[0]
-    assert said["who"].iloc[0] == "client 2 (oslo)"
-
-
-@pytest.mark.parametrize(
-    ("origin", "is_understood"),
-    [
-        ({"weights": "by examples"}, True),
-        ({"weights": "uniform"}, True),
-        ({"weights": "by loss"}, False),
-        ({"server_lr": "half"}, False),
-        ({"server_lr": 1.0, "weight_decay": 0.1}, True),
-    ],
-)
-def test_words_of_the_origin_that_are_not_understood_are_said(tmp_path, origin, is_understood):
-    run = fldiag.load(small_run(tmp_path / "run", origin=origin), model=nn.Linear(3, 2))
-    said = rows(run, "aggregate")
-    has_note = said["what"].astype(str).str.contains("not understood").any()
-    assert has_note == (not is_understood)
-    assert set(said["severity"]) <= {"healthy", "information"}
 
 
 def test_data_are_checked_without_a_model(tmp_path):
@@ -230,19 +203,18 @@ def test_a_machine_reads_how_many_checks_ran_and_why_others_did_not(tmp_path):
     assert "which model" in model["why"] and "--model" in model["remedy"]
 
 
-@pytest.mark.parametrize("first", [1, 2])
-def test_uploads_are_looked_at_whatever_the_numbers_of_the_rounds(tmp_path, first):
+def test_uploads_are_looked_at(tmp_path):
     torch.manual_seed(0)
     net = nn.Linear(30, 40)
     recorder = fldiag.Recorder(tmp_path / "run", net)
     w = copy.deepcopy(net.state_dict())
-    for t in (first, first + 1):
+    for _ in range(2):
         replies = {
             k: {n: (v + 0.1 * torch.randn_like(v)).half().float() for n, v in w.items()}
             for k in range(3)
         }
         w2 = {n: sum(r[n] for r in replies.values()) / 3 for n in w}
-        recorder.round(number=t, received=w, clients=replies, aggregated=w2)
+        recorder.round(received=w, clients=replies, aggregated=w2)
         w = w2
     recorder.close()
     said = rows(fldiag.load(tmp_path / "run", model=net), "uploads")

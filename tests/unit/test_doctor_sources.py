@@ -45,7 +45,7 @@ def rewrite(run, r, change):
         clients=c.clients,
         buffers=c.buffers,
     )
-    run.commit()
+    run.append(run.done, [], status=run.status)
 
 
 def vector(run, w):
@@ -71,7 +71,7 @@ def test_faults_of_a_run_of_fldiag(tmp_path):
             [{**row, "value": 0.99} if row["metric"] == "accuracy" else row for row in rows]
         )
     )
-    run.commit()
+    run.append(run.done, [], status=run.status)
     table = fldiag.diagnose(Run.open(run.path), "doctor")
     single = bad(table, "aggregate").iloc[0]
     assert (
@@ -179,38 +179,6 @@ def test_a_report_begins_with_the_findings(tmp_path, monkeypatch):
     commands.run("doctor", "run")
     page = commands.last(commands.run("report", "run")).read_text()
     assert page.index("the global model did not change") < page.index('id="runs"')
-
-
-def test_recordings_of_flower(tmp_path, monkeypatch):
-    pytest.importorskip("flwr")
-    import test_export_flower as flower
-    from flwr.app import ArrayRecord
-    from flwr.serverapp.strategy import FedAdam, FedAvg
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-    class Last(FedAvg):
-        """A loop variable that survives its loop."""
-
-        def aggregate_train(self, server_round, replies):
-            replies = list(replies)
-            return ArrayRecord(
-                replies[-1].content["arrays"].to_torch_state_dict()
-            ), super().aggregate_train(server_round, replies)[1]
-
-    def table(name, strategy):
-        run, _, _, (data, _, net) = flower.start(tmp_path / name, strategy, rounds=3)
-        return fldiag.diagnose(fldiag.load(run.path, model=net, data=data), "doctor")
-
-    assert bad(table("mean", FedAvg(fraction_evaluate=0.0)), "aggregate").empty
-    adam = table("adam", FedAdam(fraction_evaluate=0.0))
-    assert bad(adam, "aggregate").empty
-    assert (
-        "model of one client"
-        in bad(table("last", Last(fraction_evaluate=0.0)), "aggregate")["what"].iloc[0]
-    )
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def test_docstrings_of_classes_and_their_methods(name):
         "problem.problem",
         "training.train",
         "training.sweep",
-        "integrations.convert",
+        "integrations.importer",
     ],
 )
 def test_examples_of_classes_run(module):

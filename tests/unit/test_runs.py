@@ -11,10 +11,10 @@ from torch import nn
 
 import fldiag
 from fldiag import FldiagError
+from fldiag.integrations.recorder import mean
 from fldiag.results import files
 from fldiag.runs import checkpoint
 from fldiag.runs.checkpoint import checkpoint_bytes, read_checkpoint
-from fldiag.runs.recording import mean
 from fldiag.runs.run import Run, folder_size, lock, remove
 from fldiag.training import train
 

@@ -1,0 +1,178 @@
+"""Another program's folder of files of weights as a run, through the recorder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from fldiag.errors import FldiagError
+from fldiag.integrations.recorder import Recorder, mean
+from fldiag.models import state_dict
+from fldiag.runs import given
+from fldiag.runs.checkpoint import State, describe_choice, read_checkpoint
+from fldiag.runs.run import ABOUT, Run, verify
+
+#: What stands for what in a pattern. A number is taken whole.
+PLACES = {"{round}": r"(?P<round>\d++)", "{client}": r"(?P<client>\d++)"}
+#: (round, client) -> file; the client of a global model is None.
+Files = dict[tuple[int, int | None], Path]
+
+
+class FolderRecorder(Recorder):
+    """Of files with global models."""
+
+    origin: ClassVar[Mapping[str, Any]] = {"kind": "folder", "globals": True}
+
+
+class MeanRecorder(Recorder):
+    """Of files of clients alone, whose mean stands for the global model."""
+
+    origin: ClassVar[Mapping[str, Any]] = {"kind": "folder"}
+
+
+def convert(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    pattern: str | None = None,
+    model: nn.Module | str,
+    global_pattern: str | None = None,
+    data: Any = None,
+    partition: Any = None,
+    method: str = "foreign",
+    seed: int = 0,
+    key: str | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Turn a folder of client checkpoints, or of global models, into a run. Rounds are numbered 1, 2, ... in their order.
+
+    Args:
+        folder: Where the files lie.
+        out: The run folder to make.
+        pattern: Paths of the clients' files, such as ``round_{round}/client_{client}.pt``; ``*`` stands for any text without a
+            slash. Files without ``{round}`` are of one round.
+        model: A module, a registered name or ``pkg.mod:factory``.
+        global_pattern: Paths of the global models after each round, such as ``round_{round}/global.pt``. One of a round before
+            those of the clients is what the first clients received. Without global models these are the means of the clients'
+            weights, by their examples where the partition says these.
+        data: As for a ``Recorder``; so are the rest.
+        partition: Client -> the indices of its examples.
+        method: What tables call the training.
+        seed: Of the training.
+        key: Which of several sets of weights in a file, such as ``model_ema``.
+        on_event: Gets a dict after every round.
+
+    Returns:
+        The run.
+
+    Raises:
+        FldiagError: No file is named so, one cannot be read or does not fit the model, or the partition lacks a client; then
+            the run is made without the partition.
+    """
+    folder = Path(folder)
+    if not folder.is_dir() or (folder / ABOUT).is_file():
+        raise FldiagError(f"{folder} is not a folder of weights", usage=True)
+    if pattern is None and global_pattern is None:
+        raise FldiagError(
+            f"{folder} is a folder, and which of its files are whose is not known",
+            "say it: --pattern 'round_{round}/client_{client}.pt', --global-pattern 'round_{round}.pt'",
+            usage=True,
+        )
+    files = find(folder, pattern) if pattern else {}
+    globals_ = find(folder, global_pattern) if global_pattern else {}
+    rounds = sorted({r for r, _ in files} or {r for r, _ in globals_ if r > 0})
+    if not rounds:
+        raise FldiagError(f"{folder} holds the model before training alone", usage=True)
+    ids = {client for _, client in files if client is not None}
+    lacking: set[int] = set()
+    if partition is not None:
+        parts = given.partition_of(partition, data, None)
+        lacking = ids - parts.keys()
+    kind = FolderRecorder if globals_ else MeanRecorder
+    clients = None if lacking else partition
+    with kind(out, model, data, clients, method=method, seed=seed) as recorder:
+
+        def read(path: Path) -> State:
+            verify(path)
+            c = read_checkpoint(path, key)
+            if c.alternatives:
+                recorder.note(f"{path.name}: {describe_choice(c.key, c.alternatives)}")
+            return recorder.state(state_dict.fit(c.state, recorder.module)[0], str(path))
+
+        if not globals_:
+            recorder.note("no global models are given: they are the means of the clients' weights")
+        for number, r in enumerate(rounds, 1):
+            states = {k: read(path) for (s, k), path in files.items() if s == r and k is not None}
+            if (r, None) in globals_:
+                state = read(globals_[r, None])
+            elif globals_:
+                raise FldiagError(f"{folder} has no global model of round {r}", usage=True)
+            else:
+                state = mean([*states.values()], recorder.shares([*states]))
+            received = None
+            if r - 1 not in rounds[:number]:
+                recorder.forget()
+                if (r - 1, None) in globals_:
+                    received = read(globals_[r - 1, None])
+            recorder.round(aggregated=state, clients=states, received=received)
+            if on_event is not None:
+                on_event(
+                    {
+                        "event": "round",
+                        "round": number,
+                        "rounds": len(rounds),
+                        "clients": len(states),
+                    }
+                )
+    if lacking:
+        raise FldiagError(
+            f"{out} is made without the partition, which lacks client {min(lacking)} and has {min(parts)} to {max(parts)}",
+            "number the partition's clients as the files do; then convert into another folder",
+            usage=True,
+        )
+    return recorder.run
+
+
+def find(folder: Path, pattern: str) -> Files:
+    """The files that a pattern names. Raises FldiagError where there are none, or two of the same client and round."""
+    files: Files = {}
+    regex = compiled(pattern)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if not (match := regex.fullmatch(path.relative_to(folder).as_posix())):
+            continue
+        names = match.groupdict()
+        client = names.get("client")
+        place = int(names.get("round") or 1), None if client is None else int(client)
+        if place in files:
+            raise FldiagError(
+                f"{path} and {files[place]} are of the same round and client", usage=True
+            )
+        files[place] = path
+    if not files:
+        raise FldiagError(
+            f"no file in {folder} is named {pattern!r}", "use {round}, {client} and *", usage=True
+        )
+    return files
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern as a regular expression that never goes back over a ``*``: the first place where what follows it fits is taken,
+    and the last part is sought at the end of the name.
+
+    >>> compiled("*_{client}.pt").fullmatch("a_b_7.pt")["client"]
+    '7'
+    """
+    first, *others = (
+        "".join(PLACES.get(part, re.escape(part)) for part in re.split(r"(\{\w+\})", piece))
+        for piece in pattern.split("*")
+    )
+    middle = "".join(f"(?>[^/]*?{piece})" for piece in others[:-1])
+    last = f"(?>[^/]*?{others[-1]}$)" if others else ""
+    try:
+        return re.compile(first + middle + last)
+    except re.error:
+        raise FldiagError(f"{pattern!r} names {{round}} or {{client}} twice", usage=True) from None

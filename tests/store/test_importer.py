@@ -1,0 +1,203 @@
+"""Other programs' folders of weights as runs."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from reference import clients_of, typed, value
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fldiag
+from fldiag.integrations.importer import compiled
+
+X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+PARTS = {1: range(4), 2: range(4, 12)}
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(4, 3)
+
+
+def flat(module):
+    return nn.utils.parameters_to_vector(module.parameters())
+
+
+def folder(path, rounds=(0, 1), globals_=(), form="pt"):
+    """Weights of clients 1 and 2 in round r by the seed 10 r + k, and of the global model by 100 + r."""
+    path.mkdir()
+    for r in rounds:
+        for k in PARTS:
+            write(path / f"r{r}" / f"model_c{k}", net(10 * r + k).state_dict(), form)
+    for r in globals_:
+        write(path / f"g{r}", net(100 + r).state_dict(), form)
+    return path
+
+
+def write(path, state, form):
+    path.parent.mkdir(exist_ok=True)
+    if form == "npz":
+        np.savez(f"{path}.npz", *[v.numpy() for v in state.values()])
+    elif form == "safetensors":
+        save_file(state, f"{path}.safetensors")
+    else:
+        torch.save(
+            {"epoch": 3, "state_dict": {f"module.{n}": v for n, v in state.items()}}, f"{path}.pt"
+        )
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "npz"])
+def test_clients_and_global_models(form, tmp_path):
+    files = folder(tmp_path / "files", globals_=(0, 1), form=form)
+    run = fldiag.convert(
+        files,
+        tmp_path / "run",
+        pattern=f"r{{round}}/*_c{{client}}.{form}",
+        global_pattern=f"g{{round}}.{form}",
+        model=net(),
+        data=(X, Y),
+        partition=PARTS,
+    )
+    assert (run.rounds, run.status) == ([1, 2], "finished")
+    for t in (1, 2):
+        c = run.checkpoint(t)
+        assert {k: w.tolist() for k, w in clients_of(c).items()} == {
+            k: flat(net(10 * (t - 1) + k)).tolist() for k in PARTS
+        }
+        assert torch.equal(c.state["weight"], net(100 + t - 1).weight)
+        with torch.no_grad():
+            expected = float(cross_entropy(net(100 + t - 1)(X), Y))
+        assert value(run.metrics, "loss", round=t) == pytest.approx(expected, rel=1e-5)
+    assert run.checkpoint(1).received is None
+    assert torch.equal(run.checkpoint(2).received, flat(net(100)))
+
+
+def test_without_global_models_they_are_means_by_the_examples(tmp_path):
+    files = folder(tmp_path / "files")
+    run = fldiag.convert(
+        files, tmp_path / "run", pattern="r{round}/model_c{client}.pt", model=net(), partition=PARTS
+    )
+    expected = (4 * net(1).weight.double() + 8 * net(2).weight.double()) / 12
+    assert torch.allclose(run.checkpoint(1).state["weight"].double(), expected, rtol=1e-6)
+    assert any("mean" in note for note in run.origin["notes"])
+
+
+def test_what_clients_received_is_the_global_model_of_the_round_before_or_not_known(tmp_path):
+    files = folder(tmp_path / "files", rounds=(1, 2, 5, 9), globals_=(0, 1, 2, 5, 8, 9))
+    run = fldiag.convert(
+        files,
+        tmp_path / "run",
+        pattern="r{round}/model_c{client}.pt",
+        global_pattern="g{round}.pt",
+        model=net(),
+    )
+    assert run.rounds == [0, 1, 2, 3, 4]
+    for t, seed in ((1, 100), (2, 101), (4, 108)):
+        assert torch.equal(run.checkpoint(t).received, flat(net(seed)))
+    assert run.checkpoint(3).received is None
+
+
+def test_global_models_alone(tmp_path):
+    files = folder(tmp_path / "files", rounds=(), globals_=(0, 1, 2))
+    run = fldiag.convert(files, tmp_path / "run", global_pattern="g{round}.pt", model=net())
+    assert run.rounds == [0, 1, 2]
+    assert torch.equal(run.checkpoint(0).state["bias"], net(100).bias)
+
+
+def test_a_partition_that_lacks_a_client_is_named_and_the_weights_are_kept(tmp_path):
+    files = folder(tmp_path / "files")
+    with pytest.raises(fldiag.FldiagError, match="lacks client 2"):
+        fldiag.convert(
+            files,
+            tmp_path / "run",
+            pattern="r{round}/model_c{client}.pt",
+            model=net(),
+            data=(X, Y),
+            partition=[range(4), range(4, 12)],
+        )
+    run = fldiag.load(tmp_path / "run")
+    assert run.done == 2 and "partition.npz" not in run.files
+
+
+def spoil(files):
+    (files / "r1" / "model_c1.pt").write_bytes(b"half")
+
+
+def another(files):
+    torch.save(nn.Linear(4, 2).state_dict(), files / "r1" / "model_c1.pt")
+
+
+def twice(files):
+    torch.save(net().state_dict(), files / "r1" / "other_c1.pt")
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern", "word"),
+    [
+        (spoil, "r{round}/model_c{client}.pt", "model_c1.pt"),
+        (another, "r{round}/model_c{client}.pt", "weight"),
+        (twice, "r{round}/*_c{client}.pt", "same round and client"),
+        (lambda files: None, "r{round}/c{client}.pt", "no file"),
+        (lambda files: None, "r{round}/{round}_{client}.pt", "twice"),
+    ],
+    ids=["damaged", "another model", "two files", "no file", "wrong pattern"],
+)
+def test_what_cannot_be_read_is_one_error(change, pattern, word, tmp_path):
+    files = folder(tmp_path / "files")
+    change(files)
+    with pytest.raises(fldiag.FldiagError, match=word):
+        fldiag.convert(files, tmp_path / "run", pattern=pattern, model=net())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("c{client}_r{round}.pt", "c7_r12.pt", ("12", "7")),
+        ("*/c{client}.*", "a b/c7.pt", (None, "7")),
+        ("*_{client}.pt", "a_1_23.pt", (None, "23")),
+        ("*{client}.pt", "c12.pt", (None, "12")),
+        ("*/c{client}.pt", "a/b/c7.pt", ()),
+        ("c{client}.pt", "c7.pt.bak", ()),
+        ("c{client}.pt", "cx.pt", ()),
+        ("c(1)+{client}[a].pt", "c(1)+4[a].pt", (None, "4")),
+    ],
+)
+def test_patterns(pattern, name, expected):
+    match = compiled(pattern).fullmatch(name)
+    groups = match.groupdict() if match else {}
+    assert (() if match is None else (groups.get("round"), groups["client"])) == expected
+
+
+@pytest.mark.parametrize("name", ["a_" * 110 + "1.pt", "1" * 220, "a" * 220])
+def test_a_pattern_of_many_stars_ends(name):
+    start = time.process_time()
+    for pattern in ("*_" * 9 + "{client}x.pt", "*" * 20 + "{client}", "*1" * 12 + "{client}x"):
+        compiled(pattern).fullmatch(name)
+    assert time.process_time() - start < 5
+
+
+def test_the_verb(tmp_path, monkeypatch):
+    files = folder(tmp_path / "files", globals_=(0, 1))
+    (tmp_path / "own.py").write_text(
+        "import torch\n\ndef net():\n    return torch.nn.Linear(4, 3)\n"
+    )
+    parts = {str(k): list(p) for k, p in PARTS.items()}
+    (tmp_path / "parts.json").write_text(json.dumps(parts))
+    np.savez(
+        tmp_path / "data.npz",
+        **{f"{s}_images": X.numpy() for s in ("train", "test")},
+        **{f"{s}_labels": Y.numpy() for s in ("train", "test")},
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["--pattern", "r{round}/model_c{client}.pt", "--global-pattern", "g{round}.pt"]
+    words += ["--model", "own:net", "--data", "npz:data.npz", "--partition", "parts.json"]
+    answer = typed("convert", files, "run", *words)
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[-1] == "run"
+    assert fldiag.load("run").done == 2
+    again = typed("convert", files, "run", *words)
+    assert again.code == 2 and "already holds a run" in again.err

@@ -1,0 +1,497 @@
+"""The Recorder: every form of weights, data and clients; what a loop does wrongly; what a disk does."""
+
+import copy
+import multiprocessing
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from reference import clients_of, value
+from torch import nn
+from torch.nn.functional import cross_entropy, one_hot
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
+
+import fldiag
+from fldiag.config import of_run
+from fldiag.results import files
+from fldiag.training.setup import Setup
+
+X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+PARTS = [range(10), range(10, 24)]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    module = Net()
+    module(torch.randn(9, 4))
+    return module
+
+
+def recorder(out, model=None, **options):
+    options = {"data": (X, Y), "clients": PARTS, **options}
+    return fldiag.Recorder(out, model or net(), **options)
+
+
+def one_round(out, a=None, b=None, **options):
+    a = a or net()
+    b = b or a
+    with recorder(out, a, **options) as record:
+        record.round(received=a, clients={0: b, 1: b}, aggregated=b)
+    return record.run
+
+
+FORMS = {
+    "module": lambda m: m,
+    "wrapped": nn.DataParallel,
+    "state_dict": lambda m: m.state_dict(),
+    "prefix": lambda m: {f"module.{n}": v for n, v in m.state_dict().items()},
+    "float64": lambda m: {n: v.double() for n, v in m.state_dict().items()},
+    "arrays": lambda m: [v.numpy() for v in m.state_dict().values()],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_weights_is_stored_to_the_bit(form, tmp_path):
+    start, end, model = net(1), net(2), net(1)
+    with recorder(tmp_path / "run", model) as record:
+        given = {"received": FORMS[form](start), "clients": {1: FORMS[form](end)}}
+        record.round(**given, aggregated=FORMS[form](end))
+    c = record.run.checkpoint(1)
+    assert all(torch.equal(v, c.state[n]) for n, v in end.state_dict().items())
+    assert torch.equal(c.received, nn.utils.parameters_to_vector(start.parameters()))
+    assert torch.equal(clients_of(c)[1].float(), nn.utils.parameters_to_vector(end.parameters()))
+    assert torch.equal(c.buffers["norm.running_var"][0], end.norm.running_var)
+    assert all(torch.equal(v, model.state_dict()[n]) for n, v in start.state_dict().items())
+
+
+def test_a_flat_vector_has_the_parameters(tmp_path):
+    flat = torch.arange(23.0)
+    with recorder(tmp_path / "run") as record:
+        record.round(received=flat, clients={0: flat.numpy()}, aggregated=flat)
+    assert torch.equal(record.run.checkpoint(1).clients[0], flat)
+
+
+def test_what_is_recorded_is_the_state_at_the_call(tmp_path):
+    module = net()
+    with recorder(tmp_path / "run") as record:
+        record.client(0, module)
+        with torch.no_grad():
+            module.head.weight.zero_()
+        record.round(aggregated=module)
+    assert record.run.checkpoint(1).clients.abs().sum() > 0
+
+
+def test_clients_that_start_from_weights_of_their_own(tmp_path):
+    a, b, c = net(1), net(2), net(3)
+    with recorder(tmp_path / "run") as record:
+        record.round(received=a, clients={0: a, 1: a}, aggregated=c)
+        record.round(received={1: b, 0: a}, clients={0: c, 1: c}, aggregated=c)
+        with pytest.raises(fldiag.FldiagError, match="client 1 received is missing"):
+            record.round(received={0: a}, clients={0: c, 1: c}, aggregated=c)
+    stored = record.run.checkpoint(2)
+    flat = [nn.utils.parameters_to_vector(m.parameters()) for m in (a, b, c)]
+    assert torch.equal(stored.starts, torch.stack(flat[:2]))
+    assert torch.equal(stored.received, flat[2])
+    assert torch.equal(stored.start_buffers["norm.running_mean"][1], b.norm.running_mean)
+
+
+# The recorded numbers are those of the user's own eval()
+
+
+class Merging(nn.Module):
+    """As loralib's layers: adapters merge into the weights beneath them where training is switched off."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.merged = nn.Linear(4, 3), False
+        self.down, self.up = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(3, 2))
+
+    def train(self, mode=True):
+        if mode == self.merged:
+            with torch.no_grad():
+                self.base.weight.add_(self.up @ self.down, alpha=-1.0 if mode else 1.0)
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        y = self.base(x)
+        return y if self.merged else y + x @ self.down.T @ self.up.T
+
+
+@pytest.mark.parametrize("model", [Net, Merging], ids=["norm", "merging"])
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+def test_the_loss_is_that_of_the_users_own_eval(model, mode, tmp_path):
+    torch.manual_seed(3)
+    module = model().train(mode)
+    own = copy.deepcopy(module).eval()
+    run = one_round(tmp_path / "run", module, test=(X[:9], Y[:9]))
+    with torch.no_grad():
+        z = own(X[:9])
+    assert value(run.metrics, "loss") == pytest.approx(float(cross_entropy(z, Y[:9])), rel=1e-5)
+    assert value(run.metrics, "accuracy") == pytest.approx(
+        float((z.argmax(1) == Y[:9]).float().mean())
+    )
+    if model is Merging:
+        with pytest.raises(fldiag.FldiagError, match="eval"):
+            fldiag.diagnose(run, "forgetting", model=module)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [one_hot(Y, 3).float(), one_hot(Y, 3), 0.8 * one_hot(Y, 3) + 0.2 / 3],
+    ids=["one-hot", "integers", "smoothed"],
+)
+def test_one_hot_labels_are_classes_and_a_note_says_so(targets, tmp_path):
+    run, plain = (one_round(tmp_path / str(i), data=(X, y)) for i, y in enumerate((targets, Y)))
+    names = ["metric", "value"]
+    assert run.metrics[names].equals(plain.metrics[names])
+    assert any("classes" in note for note in run.origin["notes"])
+    assert not any("classes" in note for note in plain.origin["notes"])
+
+
+def test_targets_that_are_numbers_have_half_their_squared_error(tmp_path):
+    y = torch.randn(24, 3)
+    module = net().eval()
+    run = one_round(tmp_path / "run", module, data=(X, y))
+    with torch.no_grad():
+        expected = float((module(X) - y).square().sum(1).mean() / 2)
+    assert value(run.metrics, "loss") == pytest.approx(expected, rel=1e-5)
+    assert "accuracy" not in set(run.metrics["metric"])
+
+
+CANNOT = {
+    "raises": (nn.Linear(7, 3), "mat1"),
+    "two outputs of three": (nn.Linear(4, 2), "2 outputs"),
+    "probabilities": (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), "probabilities"),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_a_test_that_cannot_be_made_is_a_note_and_one_warning(case, tmp_path):
+    module, word = CANNOT[case]
+    with warnings.catch_warnings(record=True) as caught, recorder(tmp_path / "run", module) as r:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            r.round(received=module, clients={0: module}, aggregated=module)
+    run = fldiag.load(tmp_path / "run")
+    assert run.done == 2 and "loss" not in set(run.metrics["metric"])
+    assert sum("could not be evaluated" in str(w.message) for w in caught) == 1
+    assert any(word in note for note in run.origin["notes"])
+
+
+# Data and clients
+
+
+class Reader(nn.Module):
+    """Reads token numbers and a mask, as transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 5), nn.Linear(5, 3)
+
+    def forward(self, ids, mask=None):
+        z = self.embed(ids)
+        z = z if mask is None else z * mask[..., None]
+        return {"logits": self.head(z.mean(1))}
+
+
+def test_inputs_by_name(tmp_path):
+    rng = torch.Generator().manual_seed(1)
+    ids, mask = torch.randint(0, 7, (24, 6), generator=rng), torch.rand(24, 6, generator=rng)
+    module, data = Reader(), {"ids": ids, "mask": mask, "labels": Y}
+    run = one_round(tmp_path / "run", module, data=data)
+    with torch.no_grad():
+        expected = float(cross_entropy(module(ids, mask)["logits"], Y))
+    assert value(run.metrics, "loss") == pytest.approx(expected, rel=1e-5)
+    table = fldiag.diagnose(run, "forgetting", model=module)
+    at = {"moment": "aggregated", "scope": "global", "slice": "train"}
+    assert value(table, "loss", round=1, **at) == pytest.approx(expected, rel=1e-5)
+
+
+class Indexed(TensorDataset):
+    """A data set that is read by index."""
+
+
+LAID = {
+    "lists": ((X, Y), [list(p) for p in PARTS]),
+    "dict": ((X, Y), {1: np.arange(10, 24), "0": np.arange(10)}),
+    "masks": ((X, Y), [np.isin(np.arange(24), p) for p in PARTS]),
+    "subsets": (DATA := Indexed(X, Y), [Subset(DATA, list(p)) for p in PARTS]),
+    "loaders": (DATA, [DataLoader(Subset(DATA, list(p)), shuffle=True) for p in PARTS]),
+    "loader": (DataLoader(DATA, batch_size=5, shuffle=True), PARTS),
+    "subsets of a subset": (
+        WHOLE := Subset(Indexed(torch.cat([X, X]), torch.cat([Y, Y])), range(24)),
+        [Subset(WHOLE, list(p)) for p in PARTS],
+    ),
+    "examples": (None, [(X[list(p)], Y[list(p)]) for p in PARTS]),
+    "data sets": (None, [Subset(DATA, list(p)) for p in PARTS]),
+}
+
+
+@pytest.mark.parametrize("form", LAID)
+def test_every_form_of_data_and_clients_is_the_same_run(form, tmp_path):
+    data, clients = LAID[form]
+    run = one_round(tmp_path / "run", data=data, clients=clients)
+    plain = one_round(tmp_path / "plain")
+    same = [r.about["provenance"]["data"] for r in (run, plain)]
+    assert same[0] == same[1]
+    assert run.files["partition.npz"] == plain.files["partition.npz"]
+    assert run.files["data.npz"] == plain.files["data.npz"]
+
+
+def test_clients_have_test_examples_of_their_own(tmp_path):
+    tests = [[0, 2], [1, 3, 5]]
+    run = one_round(tmp_path / "run", test=(X[:6], Y[:6]), test_clients=tests)
+    table = fldiag.diagnose(run, "fairness", model=net(), on="test", min_count=1)
+    with torch.no_grad():
+        right = (net().eval()(X[:6]).argmax(1) == Y[:6]).double()
+    for k, index in enumerate(tests):
+        found = value(table, "accuracy", client=k, scope="client")
+        assert found == pytest.approx(float(right[index].mean()))
+
+
+def test_a_run_that_moved_brings_its_examples(tmp_path):
+    one_round(tmp_path / "run", test=(X[:9], Y[:9]))
+    (tmp_path / "run").rename(tmp_path / "other")
+    table = fldiag.diagnose(fldiag.load(tmp_path / "other", model=net()), "forgetting")
+    assert set(table["slice"]) >= {"test", "client:0/train", "client:1/train"}
+
+
+# What a loop does wrongly
+
+
+def fitting(**wrong):
+    good = {"received": net(), "clients": {0: net(), 1: net()}, "aggregated": net()}
+    return lambda record: record.round(**{**good, **wrong})
+
+
+def changed(change):
+    return {n: change(v) for n, v in net().state_dict().items()}
+
+
+WRONG = {
+    "shape": (fitting(aggregated=nn.Linear(4, 2)), "lacks"),
+    "length": (fitting(aggregated=torch.zeros(5)), "5 numbers"),
+    "no weights": (fitting(aggregated=3), "int"),
+    "no array": (fitting(aggregated=changed(lambda v: {})), "dict"),
+    "meta": (fitting(aggregated=changed(lambda v: v.to("meta"))), "meta"),
+    "sparse": (fitting(clients={0: changed(lambda v: v.to_sparse())}), "sparse"),
+    "complex": (fitting(received=changed(lambda v: v * 1j)), "complex"),
+    "metric": (fitting(metrics={"a": 10**400}), "'a'"),
+    "text": (fitting(metrics={"a": "high"}), "'a'"),
+    "unknown client": (fitting(clients={2: net()}), "client 2"),
+    "named client": (fitting(clients={"site": net()}), "'site'"),
+    "negative client": (fitting(clients={-1: net()}), "-1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_call_is_one_error_that_leaves_nothing_behind(case, tmp_path):
+    call, word = WRONG[case]
+    with recorder(tmp_path / "run") as record:
+        fitting()(record)
+        before = sorted(p.name for p in (tmp_path / "run").rglob("*"))
+        record.client(1, net(7), metrics={"b": 1.0})
+        with pytest.raises(fldiag.FldiagError, match=word):
+            call(record)
+        assert sorted(p.name for p in (tmp_path / "run").rglob("*")) == before
+        record.round(clients={0: net()}, aggregated=net())
+    run = fldiag.load(tmp_path / "run")
+    assert run.done == 2 and run.checkpoint(2).client_ids == [0]
+    assert "b" not in set(run.metrics["metric"])
+
+
+def test_a_client_that_is_recorded_again_replaces_its_numbers(tmp_path):
+    with recorder(tmp_path / "run") as record:
+        for loss in (3.0, 2.0):
+            record.client(1, net(), metrics={"own": loss})
+        record.round(aggregated=net())
+    assert value(record.run.metrics, "own", client=1) == 2.0
+
+
+def in_a_child(record):
+    try:
+        record.round(aggregated=net())
+    except fldiag.FldiagError as error:
+        return str(error)
+
+
+def test_other_threads_and_forked_children_are_refused_in_words(tmp_path):
+    with recorder(tmp_path / "run") as record:
+        said = []
+        thread = threading.Thread(target=lambda: said.append(in_a_child(record)))
+        thread.start()
+        thread.join()
+        queue = multiprocessing.get_context("fork").SimpleQueue()
+        child = multiprocessing.get_context("fork").Process(
+            target=lambda: queue.put(in_a_child(record))
+        )
+        child.start()
+        child.join()
+        said.append(queue.get())
+        assert all("another thread or process" in str(text) for text in said)
+        fitting()(record)
+    assert fldiag.load(tmp_path / "run").status == "finished"
+
+
+GIVEN = {
+    "shuffled": ({"data": DataLoader(DATA, sampler=[3, 1, 2])}, "order of its own"),
+    "other data": ({"clients": [Subset(Indexed(X[:9], Y[:9]), [0])]}, "Subset"),
+    "floats": ({"clients": [[0.5, 1.0]]}, "which of the examples"),
+    "targets": ({"data": (X, torch.rand(24))}, "targets"),
+    "forms": ({"test": (X, torch.randn(24, 3))}, "different forms"),
+    "test clients": ({"test": (X, Y), "test_clients": [[24]]}, "24"),
+    "no clients": ({"clients": []}, "no clients"),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_does_not_fit_is_refused_before_anything_is_written(case, tmp_path):
+    options, word = GIVEN[case]
+    with pytest.raises(fldiag.FldiagError, match=word):
+        recorder(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+# Frozen weights
+
+
+def adapted(seed=0):
+    module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    torch.manual_seed(seed)
+    module[0].requires_grad_(False)
+    return module
+
+
+def test_the_base_is_stored_once_and_must_not_move(tmp_path):
+    module = adapted()
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other[1].weight.add_(1)
+    with recorder(tmp_path / "run", module, trainable=True) as record:
+        half = {n: v.bfloat16() for n, v in other.state_dict().items()}
+        record.round(received=module, clients={0: other, 1: half}, aggregated=other)
+        moved = copy.deepcopy(other)
+        with torch.no_grad():
+            moved[0].weight[0, 0] += 0.1
+        with pytest.raises(fldiag.FldiagError, match=r"0\.weight .*client 1"):
+            record.round(clients={0: other, 1: moved}, aggregated=other)
+        with pytest.raises(fldiag.FldiagError, match="aggregated"):
+            record.round(clients={0: other}, aggregated=moved)
+    c = record.run.checkpoint(1)
+    assert set(c.state) == {"1.weight", "1.bias"} and c.clients.shape == (2, 21)
+    with torch.no_grad():
+        expected = float(cross_entropy(other(X), Y))
+    assert value(record.run.metrics, "loss") == pytest.approx(expected, rel=1e-5)
+    table = fldiag.diagnose(record.run, "forgetting", model=adapted(5))
+    at = {"moment": "aggregated", "scope": "global", "slice": "train"}
+    assert value(table, "loss", **at) == pytest.approx(expected, rel=1e-5)
+
+
+# Going on
+
+
+def test_a_run_goes_on_as_one_that_never_stopped(tmp_path):
+    nets = [net(i) for i in range(4)]
+
+    def play(record, rounds):
+        for t in rounds:
+            record.round(clients={0: nets[t], 1: nets[0]}, aggregated=nets[t])
+
+    with recorder(tmp_path / "whole") as record:
+        play(record, (1, 2, 3))
+    first = recorder(tmp_path / "run")
+    play(first, (1,))
+    with (tmp_path / "run" / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"half a line')
+    (tmp_path / "run" / "rounds" / "0002.safetensors").write_bytes(b"half a file")
+    with recorder(tmp_path / "run", resume=True) as record:  # in the place of the first
+        play(record, (2, 3))
+    with pytest.raises(fldiag.FldiagError, match="closed"):
+        play(first, (2,))
+    for r in (1, 2, 3):
+        a, b = (fldiag.load(tmp_path / name).checkpoint(r) for name in ("run", "whole"))
+        assert torch.equal(a.clients, b.clients) and all(
+            torch.equal(v, b.state[n]) for n, v in a.state.items()
+        )
+        assert (a.received is None) == (b.received is None) == (r == 1)
+
+
+CHANGED = {
+    "data": {"data": (X + 1, Y)},
+    "partition": {"clients": [range(9), range(9, 24)]},
+    "architecture": {"model": nn.Linear(4, 3)},
+    "method": {"method": "mine"},
+    "seed": {"seed": 3},
+}
+
+
+@pytest.mark.parametrize("key", CHANGED)
+def test_a_run_goes_on_with_its_own_model_data_and_partition_alone(key, tmp_path):
+    one_round(tmp_path / "run")
+    with pytest.raises(fldiag.FldiagError, match=key):
+        recorder(tmp_path / "run", resume=True, **CHANGED[key])
+
+
+@pytest.mark.parametrize("place", ["append", "write_atomic"])
+def test_a_full_disk_is_one_error_and_the_recorder_goes_on(place, tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise fldiag.FldiagError("no space left")
+
+    with recorder(tmp_path / "run") as record:
+        fitting()(record)
+        with monkeypatch.context() as disk:
+            disk.setattr(files, place, full)
+            with pytest.raises(fldiag.FldiagError, match="no space"):
+                fitting()(record)
+        record.round(clients={1: net(5)}, aggregated=net(5))
+    run = fldiag.load(tmp_path / "run")
+    assert (run.rounds, run.status) == ([0, 1, 2], "finished")
+    assert run.checkpoint(2).client_ids == [1]
+
+
+def test_a_disk_that_is_full_at_the_start_is_no_obstacle_later(tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as disk, pytest.raises(fldiag.FldiagError, match="no space"):
+        disk.setattr(files.os, "fsync", full)
+        recorder(tmp_path / "run")
+    one_round(tmp_path / "run")
+
+
+def test_training_in_a_recorded_federation_with_inputs_of_several_tensors(tmp_path):
+    rng = torch.Generator().manual_seed(1)
+    ids, mask = torch.randint(0, 7, (24, 6), generator=rng), torch.rand(24, 6, generator=rng)
+    module, data = Reader(), {"ids": ids, "mask": mask, "labels": Y}
+    one_round(tmp_path / "run", module, data=data, test=data)
+    keys = {"model.name": "mlp", "rounds": 1, "train.epochs": 1, "train.batch_size": 24}
+    config = of_run(tmp_path / "run", keys)
+    setup = Setup(config, module=module)
+    run = fldiag.train(config, out=tmp_path / "trained", setup=setup)
+    expected, lr = copy.deepcopy(module), config.train.lr
+    states = []
+    for part in PARTS:
+        own = copy.deepcopy(expected)
+        cross_entropy(own(ids[list(part)], mask[list(part)])["logits"], Y[list(part)]).backward()
+        states.append({n: p.detach() - lr * p.grad for n, p in own.named_parameters()})
+    for name, v in run.checkpoint().state.items():
+        mean = sum(len(p) * s[name] for p, s in zip(PARTS, states, strict=True)) / 24
+        assert torch.allclose(v, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_random_splits_are_parts_of_the_data(tmp_path):
+    parts = random_split(DATA, [9, 15], torch.Generator().manual_seed(0))
+    run = one_round(tmp_path / "run", data=DATA, clients=parts)
+    assert run.about["config"]["clients"]["total"] == 2
