@@ -86,8 +86,7 @@ SHOWN = {
     ): "layer.isna() and metric in ('global_local_divergence', 'local_local_divergence', "
     "'update_cosine', 'server_cosine', 'gradient_cosine', 'cka')",
     ("drift", "-conflict"): "layer.isna() and metric in ('proximal_loss', 'cos_gu_gp')",
-    ("matching", ""): "scope == 'pair' and metric in ('H_N', 'H_D')",
-    ("matching", "-curvature"): "scope == 'client' and metric in ('eigenvalue', 'trace')",
+    ("matching", ""): "diag_mode == 'diag' and data == 'client' and scope == 'pair'",
     ("account", ""): "metric in ('change', 'linear', 'quadratic', 'rest') and estimator == 'exact'",
     ("personalise", ""): "scope == 'client'",
     ("fairness", ""): "(scope == 'client' and metric == 'accuracy') or metric == 'bin_accuracy'",
