@@ -84,12 +84,11 @@ def _own(name: str, value: object) -> Dataset:
 
 def call_loader(name: str, allow_code: Collection[str]) -> Any:
     """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not allowed, is not there, or fails."""
-    build = user_code.load(name, "data set", allow_code)
-    with user_code.importable():
-        try:
-            return build()
-        except Exception as error:  # the user's function may raise anything
-            raise FldiagError(f"data set {name!r}: {error_text(error)}") from error
+    build = user_code.load_user(name, allow_code, "data set")
+    try:
+        return build()
+    except Exception as error:  # the user's function may raise anything
+        raise FldiagError(f"data set {name!r}: {error_text(error)}") from error
 
 
 def remarks(dataset: Dataset) -> list[str]:

@@ -28,7 +28,6 @@ from fldiag.results.table import check
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import sha256
 from fldiag.runs.run import Run
-from fldiag.user_code import importable
 
 #: What shows progress: a title -> a context that gives the callback.
 Bar = Callable[[str], AbstractContextManager[Progress]]
@@ -181,7 +180,6 @@ def _build(
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
     device = first.device.type if isinstance(first, Problem | History) else "cpu"
     with (
-        importable(),
         torch.autocast(device, enabled=False),
         Workspace(executor, progress) as workspace,
     ):
@@ -237,7 +235,7 @@ def foreign(entry: Diagnostic) -> list[Any]:
         return []
     packages = [
         f"{p.dist.name} {p.dist.version}"
-        for p in registry.diagnostic.plugins()
+        for p in registry.diagnostic.plugins().values()
         if p.name == entry.name and p.dist
     ]
     source = getattr(sys.modules.get(module), "__file__", None)

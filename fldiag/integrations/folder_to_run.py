@@ -29,7 +29,6 @@ from fldiag.runs.recording import Recording, mean, unassigned
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run, verify
 from fldiag.sections import DataSection
-from fldiag.user_code import importable
 
 Event = Callable[[dict[str, Any]], None]
 #: A model's test scores, as rows of a run's metrics.
@@ -200,23 +199,20 @@ def _problem(
             "give it: --model NAME (fldiag list models) or --model pkg.mod:factory",
             usage=True,
         )
-    with importable():
-        allowed = {name for name in (model, data) if name is not None}  # typed by the user
-        section = None if data is None else DataSection(name=data, root=root)
-        dataset = (
-            None
-            if section is None
-            else datasets.load(section, download=download, allow_code=allowed)
+    allowed = {name for name in (model, data) if name is not None}  # typed by the user
+    section = None if data is None else DataSection(name=data, root=root)
+    dataset = (
+        None if section is None else datasets.load(section, download=download, allow_code=allowed)
+    )
+    if dataset is not None:
+        return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
+    if ":" not in model and model in registered:
+        raise FldiagError(
+            f"model {model!r} has the sizes of its data, and no data are given",
+            "give them: --data NAME",
+            usage=True,
         )
-        if dataset is not None:
-            return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
-        if ":" not in model and model in registered:
-            raise FldiagError(
-                f"model {model!r} has the sizes of its data, and no data are given",
-                "give them: --data NAME",
-                usage=True,
-            )
-        return None, models.build(model, (), 0, allow_code=allowed)
+    return None, models.build(model, (), 0, allow_code=allowed)
 
 
 class _Work:

@@ -145,7 +145,7 @@ def _criterion(
     if callable(loss):
         return loss
     if ":" in loss:
-        function: Callable[..., Tensor] = user_code.load(loss, "loss", {loss})
+        function: Callable[..., Tensor] = user_code.load_user(loss, {loss}, "loss")
         return function
     if loss not in losses.BY_NAME:
         raise unknown("loss", loss, losses.BY_NAME)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fldiag.config import Config, check_config
+from fldiag.config import Config
 from fldiag.config_files import kept_initial
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError
@@ -93,7 +93,13 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
-    config = check_config(config).allow(allow_code)
+    if not isinstance(config, Config):
+        raise FldiagError(
+            f"config is a {type(config).__name__}",
+            "give a Config, such as Config.load('digits')",
+            usage=True,
+        )
+    config = config.allow(allow_code)
     check_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
@@ -173,15 +179,9 @@ def rounds_on_bar(progress: Progress) -> Listener:
 
 
 def run_path(config: Config) -> Path:
-    """Where a run goes by default: named by what it is. One that exists under the name that fldiag 0.1.0 gave it (what the
-    checkpoints hold was part of it) stays there."""
+    """Where a run goes by default: named by what it is."""
     method = config.method.name.rpartition(":")[2]  # of pkg.mod:function the function
-    stem = f"{config.name}-{method}-s{config.seed}"
-    path, former = (
-        RUNS / f"{stem}-{digits[:8]}"
-        for digits in (config.hash, config.fingerprint(checkpoint=True))
-    )
-    return former if (former / "run.json").is_file() and not path.exists() else path
+    return RUNS / f"{config.name}-{method}-s{config.seed}-{config.hash[:8]}"
 
 
 def _occupied(path: Path) -> FldiagError:

@@ -13,7 +13,8 @@ import pytest
 from commands import commands, last, run
 
 import fldiag
-from fldiag import known
+from fldiag import names
+from fldiag.cli import derived
 from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
@@ -73,12 +74,6 @@ def test_the_help_has_six_groups():
     assert groups == ["Options", "Start", "Weights", "Clients", "Compare", "Papers", "Files"]
 
 
-@pytest.mark.parametrize("verb", ["landscape", "spectrum"])
-def test_rare_options_stand_in_a_group_of_their_own(verb):
-    common, rare = run(verb, "--help").stdout.split(" Advanced ")
-    assert "--max-products" in rare and "--max-products" not in common and "--samples" in common
-
-
 def verbs(group=commands(), before=""):
     for name, command in group.commands.items():
         yield from (
@@ -92,13 +87,13 @@ def test_every_verb_has_help_with_an_example(verb):
     assert "Example: fldiag" in text and "--debug" in text and "--json" in text
 
 
-@pytest.mark.parametrize("name", known.FLAGS)
+@pytest.mark.parametrize("name", names.FLAGS)
 def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
-    verb, flag = known.FLAGS[name].split()
-    options = {option for p in commands().commands[verb].params for option in p.opts}
+    verb, flag = names.FLAGS[name].split()
+    options = {option for p in derived.command(verb).params for option in p.opts}
     assert flag in options and name not in commands().commands
     refused = " ".join(run(name, EXAMPLE, code=2).stderr.split())
-    assert f"fldiag {known.FLAGS[name]}" in refused
+    assert f"fldiag {names.FLAGS[name]}" in refused
 
 
 def test_the_demo_draws_for_the_journal(monkeypatch):
@@ -142,12 +137,12 @@ def test_dry_run_writes_nothing_and_says_how_large(tmp_path):
 
 
 def test_landscape_of_a_run_checkpoint(trained):
-    result = run("landscape", trained / "rounds" / "0003.pt", *PNG, "--points", 5, "--samples", 200)
+    result = run("landscape", trained / "rounds" / "0003.pt", *PNG, "--samples", 200)
     png = last(result)
     assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
     stem = png.name.removesuffix(".png")
     frame = pd.read_csv(png.with_name(stem + ".csv"))
-    assert (frame["metric"] == "loss").sum() == 25 and (frame["n_examples"] == 200).all()
+    assert (frame["metric"] == "loss").sum() >= 11**2 and (frame["n_examples"] == 200).all()
     about = json.loads(png.with_name(stem + ".json").read_text())
     assert len(next(iter(about["checkpoints"].values()))["sha256"]) == 64
     assert "<html" in png.with_name(stem + ".html").read_text()[:2000].lower()
@@ -159,8 +154,6 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
         "landscape",
         trained / "rounds" / "0001.pt",
         trained / "rounds" / "0003.pt",
-        "--points",
-        3,
         "--samples",
         100,
         "--json",
@@ -172,9 +165,7 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
 
 def test_plane_through_three_checkpoints_marks_them(trained):
     files = [trained / "rounds" / f"000{i}.pt" for i in (1, 2, 3)]
-    result = run(
-        "landscape", *files, *PNG, "--directions", "plane", "--points", 3, "--samples", 100
-    )
+    result = run("landscape", *files, *PNG, "--directions", "plane", "--samples", 100)
     frame = pd.read_csv(last(result).with_suffix(".csv"))
     assert (frame["metric"] == "point").sum() == 3
 
@@ -235,10 +226,10 @@ def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_pat
     code = (
         "import sys, fldiag.cli; from fldiag.results import provenance; provenance.commit = lambda: '1a2b'; "
         "fldiag.cli.app(sys.argv[1:], standalone_mode=False); "
-        "print({'matplotlib', 'sklearn', 'scipy', 'torchvision', 'fldiag.config'} & set(sys.modules))"
+        "print({'plotly', 'seaborn', 'sklearn', 'torchvision', 'fldiag.config'} & set(sys.modules))"
     )
     for words in (
-        ("landscape", EXAMPLE, *PNG, "--points", 3, "--samples", 50),
+        ("landscape", EXAMPLE, *PNG, "--samples", 50),
         ("forgetting", trained, *PNG),
     ):
         words = [*map(str, words), "--out", str(tmp_path)]
@@ -313,8 +304,8 @@ def test_explain_gives_equations_options_and_source():
 
 @pytest.mark.slow
 def test_every_method_model_and_diagnostic_can_be_explained():
-    for names in map(fldiag.catalogue, ("methods", "models", "datasets", "diagnostics")):
-        for name, summary in names.items():
+    for summaries in map(fldiag.catalogue, ("methods", "models", "datasets", "diagnostics")):
+        for name, summary in summaries.items():
             sentence, _, read = summary.partition(" [of its sources read: ")
             text = run("explain", name).stdout
             assert sentence and sentence in text and read.rstrip("]") in text, name
@@ -386,9 +377,3 @@ def test_a_missing_entry_is_a_dash_and_null(capsys):
         console.done(Path("x"))
         out = capsys.readouterr().out
         assert json.loads(out)["rows"] == [{"a": None, "b": 1.5}] if machine else "–" in out
-
-
-def test_strict_of_a_spectrum_is_its_option(tmp_path):
-    run("spectrum", EXAMPLE, *PNG, "--k", 1, "--samples", 50, "--strict", "--out", tmp_path)
-    (file,) = tmp_path.glob("spectrum-*.json")
-    assert json.loads(file.read_text("utf-8"))["options"]["strict"] is True

@@ -19,7 +19,7 @@ GROUND = {
     "config",
     "config_files",
     "sections",
-    "identity",
+    "names",
     "seeding",
     "params",
     "registry",
@@ -37,7 +37,7 @@ MIDDLE = GROUND | {
     "plotting",
     "diagnosis",
 }
-TOP = MIDDLE | {"api", "method", "training", "diagnostics", "known"}
+TOP = MIDDLE | {"api", "method", "training", "diagnostics", "names"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(),
@@ -48,15 +48,13 @@ MAY = {
     "minilm": {"errors"},
     "choices": set(),
     "losses": {"errors", "seeding", "params", "choices"},
-    "plugins": {"errors"},
-    "registry": {"errors", "plugins"},
+    "registry": {"errors", "results"},
     "execution": {"errors", "version", "device"},
-    "identity": {"registry"},
     "config_files": {"errors"},
     "config": {
         "config_files",
         "errors",
-        "identity",
+        "names",
         "minilm",
         "registry",
         "sections",
@@ -90,15 +88,14 @@ MAY = {
         "plotting",
     },
     "diagnostics/personalise": MIDDLE | {"method", "training", "diagnostics"},
-    "diagnosis": GROUND | {"known", "data", "models", "results", "problem", "runs", "plotting"},
+    "diagnosis": GROUND | {"names", "data", "models", "results", "problem", "runs", "plotting"},
     "compare": MIDDLE | {"diagnostics"},
     "presets": set(),
-    "known": {"errors", "plugins", "registry", "config"},
-    "write_catalogue": {"known", "registry", "config", "diagnosis"},
-    "api": MIDDLE | {"known", "training", "compare"},
-    "report": MIDDLE | {"api", "known"},
+    "names": {"errors", "registry"},
+    "api": MIDDLE | {"names", "training", "compare"},
+    "report": MIDDLE | {"api", "names"},
     "integrations": MIDDLE | {"api", "training"},
-    "cli": TOP | {"compare", "report", "integrations", "plugins"},
+    "cli": TOP | {"compare", "report", "integrations"},
     "": {
         "errors",
         "config",

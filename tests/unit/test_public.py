@@ -17,8 +17,7 @@ import torch
 from torch.nn import functional as F
 
 import fldiag
-from fldiag import api, known, registry
-from fldiag.diagnosis.options import BY_SUBJECT
+from fldiag import api, registry
 
 PUBLIC = [
     "Checkpoint",
@@ -161,16 +160,6 @@ def test_examples_run():
     assert doctest.testmod(api).failed == 0
 
 
-def test_every_option_of_the_command_line_is_one_of_python():
-    for name, item in known.built_in()["diagnostics"].items():
-        entry = registry.diagnostic.get(name)
-        typed = {
-            o["name"] for o in known.built_in()["subjects"][known.SUBJECTS[entry.on]]["options"]
-        }
-        assert typed == set(BY_SUBJECT[entry.on].model_fields)
-        assert {o["name"] for o in item["options"]} == set(entry.options.model_fields)
-
-
 def test_an_object_is_one_informative_line(tmp_path):
     net = torch.nn.Linear(2, 3)
     problem = fldiag.Problem(
@@ -229,7 +218,7 @@ def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
             ax.plot(table["value"])
 
     monkeypatch.setitem(
-        registry.diagnostic._entries,
+        registry.diagnostic.entries,
         "landscape",
         dataclasses.replace(registry.diagnostic.get("landscape"), draw=Line()),
     )

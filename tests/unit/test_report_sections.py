@@ -48,7 +48,7 @@ def summary(table, options):
 def add():
     """Registers made-up diagnostics, and takes them away again."""
     registry.diagnostic.names()
-    before = dict(registry.diagnostic._entries)
+    before = dict(registry.diagnostic.entries)
 
     def added(name, **declared):
         def bumps(
@@ -61,8 +61,8 @@ def add():
         return registry.diagnostic(name, **declared)(bumps)
 
     yield added
-    registry.diagnostic._entries.clear()
-    registry.diagnostic._entries.update(before)
+    registry.diagnostic.entries.clear()
+    registry.diagnostic.entries.update(before)
 
 
 def bumps(made, **more):

@@ -343,7 +343,7 @@ class Case:
         if not self.is_native:
             return set()
         if user_code.is_code(self.method) and self.method in self.run.allow_code:
-            build = user_code.load(self.method, "method", self.run.allow_code)
+            build = user_code.load_user(self.method, self.run.allow_code, "method")
         elif self.method in registry.method:
             build = registry.method.get(self.method).build
         else:  # nobody but the method knows

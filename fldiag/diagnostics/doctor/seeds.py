@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fldiag import identity
+from fldiag.config import recipe
 from fldiag.diagnostics.doctor.case import Case, CohortWeights
 from fldiag.diagnostics.doctor.findings import (
     FAULT,
@@ -138,7 +138,7 @@ class Seeds(Check):
 
 
 def _without_seed(case: Case) -> str:
-    config = identity.recipe(case.config)
+    config = recipe(case.config)
     config.pop("rounds", None)
     return json.dumps(config, sort_keys=True, default=str)
 

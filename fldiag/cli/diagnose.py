@@ -1,4 +1,4 @@
-"""The verbs of all diagnostics, and ``diagnose``, which asks any of them by name."""
+"""``diagnose`` asks any diagnostic by name."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fldiag import known
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
-from fldiag.cli.derived import group, takes_device, verb
+from fldiag.cli.derived import ask, takes_device
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
-from fldiag.plotting import sheet
-
-
-def add(name: str) -> None:
-    """Make ``fldiag NAME`` known, for a diagnostic that is built in."""
-    item = known.built_in()["diagnostics"][name]
-    app.command(name, rich_help_panel=group(item))(verb(name, item))
 
 
 @app.command(rich_help_panel="Weights")
@@ -51,12 +43,11 @@ def diagnose(
     Example: fldiag diagnose spectrum checkpoints/example/fedsol-digits.pt --set k=3
     """
     with errors(debug):
-        from fldiag.cli import asking
         from fldiag.config import parse_override
         from fldiag.diagnosis.question import find_diagnostic
 
-        options = dict(parse_override(text) for text in set_ or [])
-        if takes_device(known.describe(find_diagnostic(name))):
+        options = dict(map(parse_override, set_ or []))
+        if takes_device(find_diagnostic(name)):
             options.setdefault("device", device)
-        with sheet.use_sheet(width, format):
-            asking.ask(Console(json), name, targets, options, out, allow_code=allow_code or [])
+        sheet = {"width": width, "format": format}
+        ask(Console(json), name, targets, options, out, allow_code=allow_code or [], sheet=sheet)
