@@ -8,17 +8,15 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import landscape, paths, sharpness, spectrum
+from fldiag.diagnostics import forgetting, landscape, matching, paths, sharpness, spectrum
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
-from fldiag.diagnostics.forgetting import picture as forgetting
 from fldiag.diagnostics.geometry import picture as geometry
 from fldiag.diagnostics.lora import picture as lora
-from fldiag.diagnostics.matching import picture as matching
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 
@@ -164,17 +162,11 @@ def held(clients, classes=10):
 
 def forgotten():
     rows = over_rounds([("accuracy", m) for m in ("received", "trained", "aggregated")])
-    return forgetting.curves(
-        table(rows + over_rounds([(m, "trained") for m in ("forgotten", "learned", "restored")]))
-    )
-
-
-def lost_by_class():
-    rows = [
+    rows += [
         dict(
             metric=m,
             run="fedavg",
-            round=30,
+            round=8,
             moment="trained",
             scope="client",
             slice="test",
@@ -186,7 +178,7 @@ def lost_by_class():
         for k in CLIENTS
         for c, v in enumerate(rng().uniform(-1, 1, 10))
     ]
-    return forgetting.heatmap(table(rows))
+    return forgetting.draw(table(rows))
 
 
 def drifted():
@@ -468,7 +460,6 @@ KINDS = {
         held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"
     ),
     "forgetting": forgotten,
-    "forgetting by class": lost_by_class,
     "drift": drifted,
     "spectrum": lambda: spectrum.draw(eigenvalues()),
     "layers": lambda: layers.draw(eigenvalues(True)),

@@ -39,6 +39,24 @@ def mean_line(ax: Axes, rows: pd.DataFrame, look: style.Look, is_banded: bool = 
     line(ax, rows, look, (value - error, value + error) if is_banded else None)
 
 
+def lines(
+    ax: Axes,
+    tables: Mapping[str, pd.DataFrame],
+    ylabel: str,
+    looks: Mapping[str, style.Look] | None = None,
+) -> None:
+    """A ``mean_line`` for each table over the rounds, with bands where there are at most three; with a legend of its own where
+    no ``looks`` are given that several panels share."""
+    palette = looks or style.looks(tables)
+    for name, rows in tables.items():
+        mean_line(ax, rows, palette[name], len(tables) <= 3)
+    rounds_axis(ax)
+    ax.set_ylabel(ylabel)
+    ax.grid(True)
+    if looks is None and len(tables) > 1:
+        legend_below(ax, palette, 1 if max(map(len, palette)) > 12 else 2)
+
+
 def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
     """A faint dot for every row: the clients of each round, under their mean."""
     rows = rows.dropna(subset=["round", "value"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fldiag.results import select
 from fldiag.results.table import Row
 
 
@@ -68,6 +69,17 @@ def cell(value: Any) -> str:
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
     return number(float(value)) if isinstance(value, (float, np.floating)) else str(value)
+
+
+def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> Small:
+    """The numbers of some rounds, a column by what its rows have in common; columns without a number are left out."""
+    small = pd.DataFrame({"round": select.spread(select.rounds(frame), 12)})
+    for name, where in columns.items():
+        where = {**select.WHOLE, **where}
+        small[name] = [select.number(frame, **where, round=r) for r in small["round"]]
+    small = small.dropna(axis="columns", how="all")
+    values = small.astype(object).where(small.notna(), None)
+    return Small(values.to_dict("records"), {name: name for name in small})
 
 
 def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:

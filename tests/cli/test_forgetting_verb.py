@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from commands import last, rewrite, run, table
 
-import fldiag
-from fldiag.results import files
 from fldiag.runs.run import select_rounds
 
 SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
@@ -27,47 +25,6 @@ def copy(trained, tmp_path):
     return Path(
         shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("diagnostics"))
     )
-
-
-@pytest.mark.slow
-def test_forgetting_writes_table_provenance_and_pictures(trained):
-    result = run("forgetting", trained)
-    png = last(result)
-    assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
-    assert png.with_name(png.stem + "-classes.png").is_file() and png.with_suffix(".pdf").is_file()
-    frame, about = table(png), json.loads(png.with_suffix(".json").read_text())
-    assert set(frame["round"].dropna()) == {1, 2, 3, 4} and about["diagnostic"] == "forgetting"
-    assert about["checkpoints"]["3"] == files.sha256(trained / "rounds" / "0003.safetensors")
-    own = fldiag.load(trained).metrics
-    for r in (1, 4):  # the very numbers that training reported
-        theirs = own[(own["round"] == r) & (own["metric"] == "accuracy")].value.iloc[0]
-        mine = frame[
-            (frame["round"] == r)
-            & (frame.moment == "aggregated")
-            & (frame.metric == "accuracy")
-            & (frame["slice"] == "test")
-        ]
-        assert mine.value.iloc[0] == pytest.approx(theirs, abs=1e-8)
-    assert run("forgetting", trained).stdout == result.stdout
-
-
-def test_by_client_has_a_row_a_client_and_all_paths_are_printed(trained):
-    question = ("forgetting", trained, "--by", "client", "--format", "png")
-    result = run(*question, "--json")
-    rows = json.loads(result.stdout)["rows"]
-    checkpoint = fldiag.load(trained).checkpoint()
-    assert sorted(row["client"] for row in rows) == checkpoint.client_ids
-    drops = [row["drop"] for row in rows]
-    assert drops == sorted(drops, reverse=True)
-    shown = run(*question)
-    frame = table(last(shown))
-    of_client = frame[(frame["round"] == 4) & (frame["client"] == rows[0]["client"])]
-    assert of_client[of_client["metric"] == "drop"]["value"].tolist() == pytest.approx(drops[:1])
-    said = shown.stdout.splitlines()
-    paths = json.loads(result.stdout)["paths"]
-    assert said[-len(paths) :] == paths and all(Path(path).is_file() for path in paths)
-    about = json.loads(Path(paths[0]).read_text("utf-8"))
-    assert about["caption"] and all(text in said for text in about["caption"])
 
 
 @pytest.mark.slow

@@ -1,0 +1,412 @@
+"""What local training forgets, and how classes fare over the rounds.
+
+Accuracy before and after local training as in Lee et al., "FedSOL" (CVPR 2024), figure 7; per-class forgetting as in
+FedProj (Chunduru et al.); backward transfer as in Lee et al., "Preservation of the global knowledge by not-true
+distillation in federated learning" (NeurIPS 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fldiag.errors import counted
+from fldiag.plotting import style
+from fldiag.plotting.curves import legend_of_runs, lines
+from fldiag.plotting.heatmap import draw_cells
+from fldiag.plotting.tables import MANY, compares_runs, percentiles, select
+from fldiag.registry import diagnostic
+from fldiag.results.means import sample_mean, share
+from fldiag.results.numbers import Number
+from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of
+from fldiag.results.standing import guess_accuracy
+from fldiag.results.summary import Item, Note, Say, missing_notes, of_rounds, plus_minus
+from fldiag.results.table import Row, table
+from fldiag.runs.history import History
+from fldiag.runs.pool import ExamplePool, Weights
+from fldiag.runs.round_weights import Stored
+
+MOMENTS = {
+    "received": "received by the clients",
+    "trained": "after local training",
+    "aggregated": "after averaging",
+}
+#: Metrics of the clients of which a mean over them is taken, and those of which the spread is, too.
+MEANS = ("accuracy", "loss", "drop", "forgetting", "accuracy_seen", "accuracy_unseen")
+SPREADS = ("accuracy", "loss", "drop")
+
+LAST = {"moment": "trained", "slice": "test", "layer": None, "index": None}
+NUMBERS = (
+    Number(
+        "drop",
+        "accuracy lost in local training, mean over clients",
+        "lower",
+        {"metric": "drop", **LAST},
+        share=True,
+        needs=("partition",),
+        options={"rounds": "last"},
+        spread="drop_std",
+        short="lost in local training",
+        column="Forgetting: accuracy lost in local training (± std over clients)",
+    ),
+    Number(
+        "forgetting",
+        "largest loss of accuracy on a class in local training, mean over clients",
+        "lower",
+        {"metric": "forgetting", **LAST},
+        share=True,
+        needs=("partition",),
+        options={"rounds": "last"},
+    ),
+)
+
+
+# One round
+
+
+def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> list[Row]:
+    """The numbers of one round; of the aggregated model alone where it has no client weights."""
+    ids, pool = stored.ids if stored.complete else (), history.pool
+    models: list[tuple[str, int | None, Weights]] = []
+    models += [("received", None, stored.start)] if ids else []
+    has_starts = bool(ids) and stored.starts is not None
+    models += [("received", k, stored.start_of(j)) for j, k in enumerate(ids) if has_starts]
+    models += [("trained", k, stored.client(j)) for j, k in enumerate(ids)]
+    models.append(("aggregated", None, (stored.aggregated, stored.buffers)))
+    scores = history.evaluate([weights for _, _, weights in models], test=not own)
+    rows: list[Row] = []
+
+    def add(metric: str, about: Row, sample: np.ndarray, of: Callable[..., Row]) -> None:
+        row: Row = {"value": None, "stderr": None}
+        if len(sample) >= min_count and not np.isnan(sample).any():
+            row = of(sample)
+        rows.append({**about, "metric": metric, "n_examples": len(sample), **row})
+
+    classes, labels = 0, pool.y[pool.test].cpu().numpy()
+    guesses: dict[str, float | None] = {"loss": None}
+    if scores.right is not None:
+        right = np.where(np.array(scores.valid)[:, None], scores.right, np.nan)
+        classes = history.dataset.classes
+        shares = np.bincount(labels, minlength=classes) / len(labels)
+        accuracy = guess_accuracy(shares.tolist(), pool.split)
+        guesses = {"loss": math.log(classes), "accuracy": accuracy}
+    members = [labels == c for c in range(classes)]
+    for i, (moment, k, _) in enumerate(models):
+        base: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
+        if not scores.valid[i]:
+            owner = "" if k is None else f" of client {k}"
+            history.note(stored.round, f"the {moment} weights{owner} give no numbers", k)
+        for name, examples in slices(pool, ids if k is None else (k,), own).items():
+            about = {**base, "slice": name}
+            if k is None and name == pool.split:
+                about["inputs"] = history.dataset.scaling
+            if classes:
+                add("accuracy", about, right[i, examples], share_of)
+            losses = scores.loss[i, examples] if scores.valid[i] else np.full(len(examples), np.nan)
+            add("loss", about, losses, sample_mean)
+            for row in rows[-2:] if "inputs" in about else ():
+                row["guess"] = guesses[row["metric"]]
+        for c, member in enumerate(members):
+            about = {**base, "slice": pool.split, "index": c}
+            add("class_accuracy", about, right[i, pool.test][member], share_of)
+    place = {(moment, k): i for i, (moment, k, _) in enumerate(models)}
+    for k in ids if classes else ():
+        received = place["received", k if has_starts else None]
+        moments = {"received": received, "trained": place["trained", k], "aggregated": -1}
+        answers = {moment: right[i, pool.test] for moment, i in moments.items()}
+        base = {"moment": "trained", "scope": "client", "client": k, "slice": pool.split}
+        drop = answers["received"] - answers["trained"]
+        add("drop", base, drop, sample_mean)
+        for c, member in enumerate(members):
+            add("class_forgetting", {**base, "index": c}, drop[member], sample_mean)
+        drops = [row["value"] for row in rows[-classes:] if row["value"] is not None]
+        row = {**base, "metric": "forgetting", "n_examples": len(drop)}
+        rows.append({**row, "value": max(drops, default=None)})
+        is_seen = (class_counts(history, k) > 0)[labels]
+        for moment, values in answers.items():
+            add("accuracy_seen", {**base, "moment": moment}, values[is_seen], share_of)
+            add("accuracy_unseen", {**base, "moment": moment}, values[~is_seen], share_of)
+    return rows + mean_rows(rows, pool)
+
+
+def share_of(right: np.ndarray) -> Row:
+    """The share of right answers (1, else 0) with Wilson's interval."""
+    return {**share(int(right.sum()), len(right))}
+
+
+def slices(pool: ExamplePool, clients: Sequence[int], own: bool) -> dict[str, np.ndarray]:
+    """Name -> positions in the pool of the examples on which models of these clients are judged."""
+    places = {pool.split: np.r_[pool.test]}
+    everyone = np.r_[pool.clients]
+    for k in clients if own else ():
+        train = pool.train_slice(k)
+        places[f"client:{k}/train"] = np.r_[train]
+        is_other = (everyone < train.start) | (everyone >= train.stop)
+        places[f"client:{k}/others"] = everyone[is_other]
+    return places
+
+
+def mean_rows(rows: list[Row], pool: ExamplePool) -> list[Row]:
+    """Mean and spread over the clients of what their rows say about the test split."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        is_averaged = row["scope"] == "client" and row["metric"] in MEANS
+        if is_averaged and row["slice"] == pool.split and row["value"] is not None:
+            groups.setdefault((row["moment"], row["metric"]), []).append(row["value"])
+    means: list[Row] = []
+    for (moment, metric), values in groups.items():
+        base: Row = {"moment": moment, "scope": "global", "slice": pool.split}
+        base |= {"n_examples": pool.test.stop, "n_clients": len(values)}
+        means.append({**base, "metric": metric, **sample_mean(values)})
+        if metric in SPREADS:
+            means.append({**base, "metric": f"{metric}_std", "value": float(np.std(values))})
+    return means
+
+
+def class_counts(history: History, client: int) -> np.ndarray:
+    """Training examples of every class that a client has: not the pool's, which may lack a class with few samples."""
+    labels = history.dataset.train_y[history.parts[client]]
+    return np.bincount(labels.cpu().numpy(), minlength=history.dataset.classes)
+
+
+# Over the rounds
+
+
+def over_rounds(rows: list[Row]) -> list[Row]:
+    """``backward_transfer`` and ``average_forgetting``; round 0 is the initial model."""
+    cells = []
+    for row in rows:
+        if row["metric"] == "class_accuracy" and row["scope"] == "global":
+            if row["moment"] == "aggregated":
+                cells.append(row)
+            elif row["round"] == 1:
+                cells.append({**row, "round": 0})
+    wide = pd.DataFrame(cells, columns=["round", "index", "value", "stderr", "n_examples", "slice"])
+    if not wide["round"].any():
+        return []
+    base = {"moment": "aggregated", "scope": "global", "slice": wide.pop("slice").iloc[0]}
+    wide = wide.astype(float).pivot(index="round", columns="index")
+    accuracy, stderr, n = wide["value"], wide["stderr"], wide["n_examples"].iloc[-1].astype(int)
+    later = accuracy.loc[1:].dropna(how="all")
+    changes: list[Row] = []
+    for t, values in (later - later.cummax().shift()).iloc[1:].iterrows():
+        about = {**base, "metric": "backward_transfer", "round": int(t)}
+        each = [{"index": int(c), "value": v, "n_examples": n[c]} for c, v in values.items()]
+        changes += [{**about, **row} for row in with_mean(each) if not np.isnan(row["value"])]
+        changes += [{**about, **row, "value": None} for row in each if np.isnan(row["value"])]
+    last = int(accuracy.index[-1])
+    each = []
+    for c in accuracy.columns:
+        row = {"index": int(c), "value": np.nan, "n_examples": n[c]}
+        past = accuracy[c].loc[: last - 1].dropna()
+        if np.isnan(accuracy.at[last, c]):
+            row["note"] = f"too few examples of the class, or round {last} gives no numbers"
+        elif past.empty:
+            row["note"] = "no model before the last round is stored"
+        else:
+            best = past.iloc[::-1].idxmax()  # the latest of equal maxima
+            row |= {"value": past[best] - accuracy.at[last, c], "since": int(best)}
+            row |= {"stderr": math.hypot(stderr.at[best, c], stderr.at[last, c])}
+            row["compared"] = len(past)
+        each.append(row)
+    *each, mean = with_mean(each)
+    missing = sorted({*range(last)} - {*accuracy.index.astype(int)})
+    if not np.isnan(mean["value"]):
+        mean["compared"] = last - len(missing)
+        if missing:
+            which = ", ".join(map(str, missing[:3])) + ", …" * (len(missing) > 3)
+            rest = f"{counted(len(missing), 'round')} ({which}) gave no numbers"
+            mean["note"] = (
+                f"the best of {mean['compared']} of {last} rounds before the last, as {rest}"
+            )
+    about = {**base, "metric": "average_forgetting", "round": last}
+    changes += [{**about, **row} for row in (*each, mean)]
+    return [{**row, "value": None if pd.isna(row["value"]) else row["value"]} for row in changes]
+
+
+def with_mean(each: list[Row]) -> list[Row]:
+    """Rows of classes, and of their mean over those that have a value; errors are taken as independent."""
+    rows = [row for row in each if not np.isnan(row["value"])]
+    mean: Row = {"value": np.nan, "n_examples": sum(int(row["n_examples"]) for row in rows)}
+    if rows:
+        mean["value"] = float(np.mean([row["value"] for row in rows]))
+        if "stderr" in rows[0]:
+            error = float(np.sqrt(np.square([row["stderr"] for row in rows]).sum())) / len(rows)
+            mean |= {"stderr": error, "n_classes": len(rows)}
+    else:
+        mean["note"] = each[0].get("note")
+    return [*each, mean]
+
+
+def class_examples(history: History, clients: set[int]) -> list[Row]:
+    """How many training examples of every class these clients have."""
+    if history.dataset.regression:
+        return []
+    base: Row = {"scope": "client", "metric": "class_examples"}
+    return [
+        {
+            **base,
+            "client": k,
+            "slice": f"client:{k}/train",
+            "index": c,
+            "value": float(count),
+            "n_examples": len(history.parts[k]),
+        }
+        for k in sorted(clients)
+        for c, count in enumerate(class_counts(history, k))
+    ]
+
+
+# Picture and summary
+
+
+@compares_runs
+def draw(table: pd.DataFrame) -> Figure:
+    """Accuracy (of regression: loss) by moment over the rounds with standard errors, and what each client forgot of each class
+    in the last round; of several runs a panel a moment with a line a run, and a heatmap a run. Raises FldiagError for another
+    table.
+
+    Of many clients the heatmap has percentiles over them, each class by itself; grey cells rest on too few examples."""
+    metric = "accuracy" if (table["metric"] == "accuracy").any() else "loss"
+    rows = only(select(table, metric, "picture of forgetting"), slice=split_of(table), **WHOLE)
+    curves = pd.concat([only(rows, moment=moment) for moment in MOMENTS])
+    runs = dict(list(table.groupby("run", sort=False)))
+    looks = style.looks(runs) if len(runs) > 1 else None
+    panel, hue = ("moment", "run") if looks else ("run", "moment")
+    panels = list(curves.groupby(panel, sort=False))
+    cells = {run: class_cells(part, "class_forgetting") for run, part in runs.items()}
+    cells = {run: values for run, values in cells.items() if values.notna().any(axis=None)}
+    reach = max((float(values.abs().max(axis=None)) for values in cells.values()), default=0.0)
+    with style.paper():
+        fig, axes = style.panels(len(panels) + len(cells), 2.6)
+        for ax, (name, rows) in zip(axes, panels, strict=False):
+            parts = {MOMENTS.get(key, key): part for key, part in rows.groupby(hue, sort=False)}
+            lines(ax, parts, f"{SPLITS[split_of(table)]} {metric}", looks)
+            ax.set_title(MOMENTS.get(name, ""))
+            if ax is not axes[0]:
+                ax.sharey(axes[0])
+        if metric == "accuracy":
+            style.percents(*(ax.yaxis for ax in axes[: len(panels)]))
+            style.chance(axes[0], number(curves, column="guess") or 0.0)
+        for ax, (run, values) in zip(axes[len(panels) :], cells.items(), strict=True):
+            draw_classes(ax, values, class_cells(runs[run], "class_examples"), reach or 1.0)
+            about = f"forgetting by class, round {last_round(runs[run], 'class_forgetting')}"
+            ax.set_title(f"{style.plain(style.shorten(run, 30))}\n{about}" if looks else about)
+        fig.suptitle("bands: ± standard error", fontsize=7)
+        if looks:
+            legend_of_runs(fig, looks)
+    return fig
+
+
+def class_cells(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Clients by classes in the last round."""
+    rows = only(table, metric=metric)
+    rows = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
+    rows = rows.astype({"client": int, "index": int, "value": float})
+    return rows.pivot(index="client", columns="index", values="value")
+
+
+def draw_classes(ax: Axes, cells: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
+    """A heatmap with a dot where the client has no example of the class."""
+    is_large = len(cells) > MANY
+    absent = np.argwhere(examples.reindex_like(cells).to_numpy() == 0)
+    values = percentiles(cells) if is_large else cells
+    ax.set_facecolor("#bbbbbb")
+    colors = Normalize(-reach, reach)
+    image = draw_cells(ax, values, colors, colors=style.DIVERGING, square=False, most=20)
+    bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
+    bar.set_label("accuracy received − trained")
+    notes = ["grey: too few examples"] * bool(values.isna().any(axis=None))
+    if not is_large and len(absent):
+        ax.plot(*absent[:, ::-1].T, ".", color="#222222", markersize=3)
+        notes.insert(0, "dot: client has none")
+    ax.set_xlabel("class" + f" ({'; '.join(notes)})" * bool(notes))
+    ax.set_ylabel("percentile of the clients" if is_large else "client")
+
+
+def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Accuracies (of regression: losses) of some rounds, and the average forgetting after the last."""
+    metric = "accuracy" if (table["metric"] == "accuracy").any() else "loss"
+    trained = {"moment": "trained"}
+    columns = {
+        **{moment: {"metric": metric, "moment": moment} for moment in MOMENTS},
+        "± (clients)": {"metric": f"{metric}_std", **trained},
+        "drop": {"metric": "drop", **trained},
+        "max over classes": {"metric": "forgetting", **trained},
+    }
+    yield of_rounds(only(table, slice=split_of(table)), columns)
+    mean = only(table, metric="average_forgetting", **WHOLE)
+    if len(mean):
+        value = plus_minus(number(mean), number(mean, column="stderr"), share=True)
+        last = int(mean["round"].iloc[0])
+        yield Say(f"average forgetting (Chaudhry et al.) after round {last}: {value}")
+        notes = mean["note"].dropna() if "note" in mean else ()
+        yield from (Note(f"average forgetting: {note}") for note in notes)
+    yield from missing_notes(table)
+
+
+# The diagnostic
+
+
+@diagnostic(
+    "forgetting",
+    meta={"read": "Chaudhry et al.: abstract and opening"},
+    on="clients",
+    draw=draw,
+    summary=summary,
+    numbers=NUMBERS,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d",
+)
+def forgetting(
+    history: History,
+    *,
+    min_count: Annotated[
+        int, Field(ge=1, description="Leave out numbers that rest on fewer examples.")
+    ] = 5,
+    own: Annotated[
+        bool,
+        Field(
+            description="Also measure on each client's own training data and on that of all "
+            "others, which takes most of the time."
+        ),
+    ] = True,
+) -> pd.DataFrame:
+    """Measure what local training forgets: accuracy before and after, by class, client and round.
+
+    Every stored round, moments received, trained and aggregated, on slices ``test``, ``client:k/train`` (the client's
+    own data) and ``client:k/others`` (all other clients' data); with ``own=False`` on ``test`` alone. A recorded run without test
+    examples has slice ``train``, all training examples, in place of ``test`` in all that follows. Accuracies are
+    shares in [0, 1] with Wilson's 95 % interval in columns ``low``, ``high``. Rows of scope client (those of scope global
+    are means over the clients stored, ``n_clients`` of them, with ``_std`` their spread):
+
+    - ``accuracy``, ``loss``; ``class_accuracy`` (index = class) on test; ``accuracy_seen``, ``accuracy_unseen``: on the
+      test examples of classes that the client has, and has not, in its training data.
+    - ``drop``: accuracy of the received minus the trained model on test; ``class_forgetting``: the same of one class;
+      ``forgetting``: its largest value over the classes (a maximum of noisy numbers, so it is above 0 by chance alone
+      when classes are small). Standard errors are paired, example by example.
+    - Over the rounds, of the aggregated model: ``backward_transfer``: accuracy of a class now minus its best so far,
+      and the mean over classes (below 0: forgotten).
+    - After the last round T, with a[t, c] the aggregated model's accuracy on class c after round t, of every class and in the
+      mean: ``average_forgetting``, max over t < T of a[t, c] - a[T, c] (Chaudhry et al., ECCV 2018; t = 0 is the initial
+      model). Column ``since``: that t. ``backward_transfer`` above, of every round, is that of Lee et al.
+    - ``class_examples``: how many training examples of a class (index) a client has. ``missing``: what could not be
+      read, in column ``note``.
+
+    A number on fewer than ``min_count`` examples is not shown but ``masked``. Regression data have losses only.
+    Cost: one evaluation of every stored model on test and, with ``own``, all training data a round.
+
+    Raises FldiagError when no round has client weights.
+    """
+    rows = history.map_rounds(round_rows, clients="some", min_count=min_count, own=own)
+    clients = {row["client"] for row in rows if row["scope"] == "client"}
+    rows += [*over_rounds(rows), *class_examples(history, clients)]
+    rows = [{**row, "masked": row["value"] is None} for row in rows]
+    return table([*rows, *history.notes], **history.common, estimator="exact")
