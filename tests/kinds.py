@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import landscape, paths, sharpness, spectrum
+from fldiag.diagnostics import geometry, landscape, paths, sharpness, spectrum
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
@@ -16,7 +16,6 @@ from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.forgetting import picture as forgetting
-from fldiag.diagnostics.geometry import picture as geometry
 from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
 from fldiag.plotting import layers, partition
