@@ -8,14 +8,21 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import forgetting, landscape, matching, paths, sharpness, spectrum
+from fldiag.diagnostics import (
+    flatness,
+    forgetting,
+    geometry,
+    landscape,
+    matching,
+    paths,
+    sharpness,
+    spectrum,
+)
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
-from fldiag.diagnostics.flatness import picture as flatness
-from fldiag.diagnostics.geometry import picture as geometry
 from fldiag.diagnostics.lora import picture as lora
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table

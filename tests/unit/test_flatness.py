@@ -1,4 +1,4 @@
-"""Flatness of the whole and its parts: closed forms on quadratics, what convexity demands, and the signs of the gaps."""
+"""Flatness of the whole and its parts: what convexity demands, the signs of the gaps, and what is masked."""
 
 import helpers
 import numpy as np
@@ -8,12 +8,10 @@ import torch
 from histories import history, identity, linear, moved, one, separable, stored
 from torch import nn
 
-from fldiag.diagnostics.flatness import flatness
-from fldiag.diagnostics.flatness.picture import draw
+from fldiag.diagnostics.flatness import draw, flatness
 from fldiag.errors import FldiagError
 
-SIZES, RHO = (12, 9, 14), 0.05
-P = np.array(SIZES) / sum(SIZES)
+SIZES = (12, 9, 14)
 MEASURES = ("sharpness", "eigenvalue", "trace")
 
 
@@ -40,63 +38,6 @@ def relu_federation(w=None, seed=0, **options):
     return history(net, data, parts, stored(w, [w, w, w], w), dtype=torch.float64, **options)
 
 
-def sharp(A, b, w, rho=RHO):
-    """F(w + rho g / |g|) - F(w) of w'Aw/2 - b'w."""
-    g = A @ w - b
-    u = g / g.norm()
-    return float(rho * g.norm() + rho**2 / 2 * (u @ A @ u))
-
-
-def test_closed_forms_on_quadratics(quadratic):
-    q, item, made = quadratic
-    frame = flatness(made, tol=1e-9)
-    p = torch.from_numpy(P)
-    A, b, w = torch.einsum("k,kij->ij", p, q.A), p @ q.b, item.aggregated
-
-    def measures(A, b, w):
-        return sharp(A, b, w), float(torch.linalg.eigvalsh(A)[-1]), float(A.trace())
-
-    whole = measures(A, b, w)
-    point = [measures(q.A[k], q.b[k], w) for k in range(3)]
-    trained = {k: measures(q.A[k], q.b[k], v) for k, v in zip((0, 2), item.clients, strict=True)}
-    for i, metric in enumerate(MEASURES):
-        assert one(frame, metric, scope="global").value == pytest.approx(whole[i], rel=1e-6)
-        for k in range(3):
-            assert one(frame, metric, client=k, moment="aggregated").value == pytest.approx(
-                point[k][i], rel=1e-6
-            )
-        for k in (0, 2):
-            assert one(frame, metric, client=k, moment="trained").value == pytest.approx(
-                trained[k][i], rel=1e-6
-            )
-        parts = (P[0] * trained[0][i] + P[2] * trained[2][i]) / (P[0] + P[2])
-        assert one(frame, f"{metric}_parts", moment="trained").value == pytest.approx(
-            parts, rel=1e-6
-        )
-        assert one(frame, f"{metric}_gap", moment="trained").value == pytest.approx(
-            whole[i] - parts, rel=1e-5, abs=1e-7
-        )
-        parts = sum(P[k] * point[k][i] for k in range(3))
-        assert one(frame, f"{metric}_gap", moment="aggregated").value == pytest.approx(
-            whole[i] - parts, rel=1e-5, abs=1e-7
-        )
-
-
-def test_adaptive_sharpness_of_the_whole_and_of_each_client(quadratic):
-    """At small radii the linear term decides: rho ||w g||."""
-    q, item, made = quadratic
-    rho = 1e-6
-    frame = flatness(made, adaptive_rho=rho)
-    whole = sum(P[k] * q.gradient(k, item.aggregated) for k in range(3))
-    expected = float(rho * (item.aggregated * whole).norm())
-    row = one(frame, "adaptive_sharpness", scope="global")
-    assert row.value == pytest.approx(expected, rel=1e-4)
-    for k, w in zip((0, 2), item.clients, strict=True):
-        row = one(frame, "adaptive_sharpness", client=k, moment="trained")
-        assert row.value == pytest.approx(float(rho * (w * q.gradient(k, w)).norm()), rel=1e-4)
-    assert not one(frame, "adaptive_sharpness_gap", moment="trained").masked
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_at_one_point_traces_add_up_and_the_eigenvalue_is_convex(seed):
     frame = flatness(relu_federation(seed=seed), tol=1e-6)
@@ -108,8 +49,6 @@ def test_at_one_point_traces_add_up_and_the_eigenvalue_is_convex(seed):
         one(frame, "trace_gap", moment="aggregated").stderr
     )  # other clients would move whole and parts alike
     assert one(frame, "trace_parts", moment="aggregated").stderr > 0
-    distances = frame[frame.metric == "flatness_distance"].value
-    assert ((distances >= 0) & (distances <= 4)).all()
 
 
 def test_an_estimated_trace_gap_is_zero_within_its_error(monkeypatch):
@@ -140,9 +79,11 @@ def test_a_direction_of_rounding_noise_is_masked_and_left_out(quadratic):
     row = one(frame, "sharpness", client=0, moment="trained")
     assert pd.isna(row.value) and row.masked and "rounding noise" in row.note
     parts = one(frame, "sharpness_parts", moment="trained")
-    assert parts.n_clients == 1 and parts.value == pytest.approx(
-        sharp(q.A[2], q.b[2], item.clients[1])
-    )
+    A, w = q.A[2], item.clients[1]
+    g = A @ w - q.b[2]
+    u = g / g.norm()
+    rise = float(0.05 * g.norm() + 0.05**2 / 2 * (u @ A @ u))  # of w'Aw/2 - b'w
+    assert parts.n_clients == 1 and parts.value == pytest.approx(rise)
     assert (
         one(frame, "eigenvalue", client=0, moment="trained").value > 0
     )  # curvature needs no direction
@@ -156,50 +97,37 @@ def test_only_every_so_manieth_round_and_the_last():
     )
     frame = flatness(made, every=2)
     assert sorted(frame[frame.metric == "trace_gap"]["round"].unique()) == [2, 4, 5]
-    assert len(draw(frame).axes) == 4
+    axes = {ax.get_title(): ax for ax in draw(frame).axes}
+    for i, (metric, where) in enumerate((("trace", {}), ("trace_parts", {"moment": "trained"}))):
+        values = [one(frame, metric, round=r, scope="global", **where).value for r in (2, 4, 5)]
+        line = axes["trace"].get_lines()[1 + i]  # after the dots of the clients
+        assert line.get_ydata()[~np.isnan(line.get_ydata())] == pytest.approx(values)
 
 
-def test_broken_and_single_clients():
-    made = relu_federation()
-    w = made.last().received
-    data, parts, net = made.dataset, made.parts, made.network.module
-    broken = stored(w, [w * float("nan"), w], w, ids=[0, 2])
-    frame = flatness(history(net, data, parts, broken, dtype=torch.float64))
-    assert (
-        one(frame, "missing").client == 0
-        and one(frame, "sharpness_parts", moment="trained").n_clients == 1
-    )
-    assert pd.isna(one(frame, "sharpness_parts", moment="trained").stderr)
-    nobody = flatness(
-        history(net, data, parts, stored(w, [w * float("nan")], w, ids=[1]), dtype=torch.float64)
-    )
-    row = one(nobody, "trace_gap", moment="trained")
-    assert (
-        row.masked
-        and "no client of this round" in row.note
-        and not one(nobody, "trace_gap", moment="aggregated").masked
-    )
-    assert draw(nobody) is not None
-    frame = flatness(
-        history(net, data, parts, stored(w, [w], w * float("nan"), ids=[1]), dtype=torch.float64)
-    )
-    assert (
-        one(frame, "trace_gap", moment="trained").masked
-        and one(frame, "trace_parts", moment="trained").value > 0
-    )
-    with pytest.raises(FldiagError, match="no round has a flatness"):
-        flatness(
-            history(
-                net,
-                data,
-                parts,
-                stored(w, [w * float("nan")], w * float("nan"), ids=[1]),
-                dtype=torch.float64,
-            )
+def test_clients_and_models_that_are_no_numbers():
+    whole = relu_federation()
+    w = whole.last().received
+    nan = w * float("nan")
+
+    def ask(clients, new, ids):
+        item = stored(w, clients, new, ids=ids)
+        return flatness(
+            history(whole.network.module, whole.dataset, whole.parts, item, dtype=torch.float64)
         )
-    with pytest.raises(FldiagError, match="client weights"):
-        item = stored(w, [w], w)
-        flatness(history(net, data, parts, item.__class__(1, w), dtype=torch.float64))
+
+    frame = ask([nan, w], w, [0, 2])
+    assert one(frame, "missing").client == 0
+    row = one(frame, "sharpness_parts", moment="trained")
+    assert row.n_clients == 1 and pd.isna(row.stderr)
+    frame = ask([nan], w, [1])
+    row = one(frame, "trace_gap", moment="trained")
+    assert row.masked and "no client of this round" in row.note
+    assert not one(frame, "trace_gap", moment="aggregated").masked
+    frame = ask([w], nan, [1])
+    assert one(frame, "trace_gap", moment="trained").masked
+    assert one(frame, "trace_parts", moment="trained").value > 0
+    with pytest.raises(FldiagError, match="no round has a flatness"):
+        ask([nan], nan, [1])
 
 
 def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadratic):

@@ -1,0 +1,358 @@
+"""Flatness of the whole and of its parts: the global model against the clients' own, round by round.
+
+Operational definitions of ours, in the spirit of Lee & Yoon, "Rethinking the flat minima searching in federated learning" (FedGF,
+ICML 2024; the gap): only its abstract and opening were read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fldiag.choices import Products, Rtol
+from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
+from fldiag.errors import FldiagError
+from fldiag.execution import workspace
+from fldiag.losses import noise_floor
+from fldiag.plotting import style
+from fldiag.plotting.curves import dots, legend_of_runs, mean_line, rounds_axis, wide_range
+from fldiag.plotting.tables import floats, select
+from fldiag.problem.diagonal import diagonal
+from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.problem import Problem
+from fldiag.registry import diagnostic
+from fldiag.results.means import sample_mean
+from fldiag.results.select import number, only, spread_rounds
+from fldiag.results.summary import Item, Note, Say, Small, missing_notes
+from fldiag.results.table import Row, table
+from fldiag.runs.history import History
+
+#: Metric -> how tables and panels call it.
+MEASURES = {
+    "sharpness": "sharpness (one ascent step)",
+    "adaptive_sharpness": "adaptive sharpness",
+    "eigenvalue": "largest eigenvalue λ₁",
+    "trace": "trace",
+}
+#: Column of the error that comes from computing, not from the choice of clients or examples.
+ERRORS = {"eigenvalue": "bound", "trace": "stderr"}
+LOOKS = {
+    "whole: F at w": style.look(0),
+    "parts: mean of Fₖ at wₖ": style.look(1),
+    "parts at one point: mean of Fₖ at w": style.look(2),
+}
+SUMMARY = {
+    "round": "round",
+    "measure": "measure",
+    "whole": "F at w",
+    "trained": "F_k at w_k",
+    "gap": "gap",
+    "stderr": "± stderr",
+    "aggregated": "F_k at w",
+    "gap at w": "gap at w",
+}
+
+
+# Of one model
+
+
+def sharpness(problem: Problem, rho: float) -> Row:
+    """F(w + rho G / ||G||) - F(w); masked where the gradient G is rounding noise."""
+    row: Row = {"metric": "sharpness", "estimator": "exact", "rho": rho, "value": None}
+    g, floor = problem.gradient(), noise_floor(problem.dtype)
+    size = float(torch.linalg.vector_norm(g))
+    if size < floor:
+        note = f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})"
+        return {**row, "note": note}
+    before, after = problem.centre, problem.scores(problem.w.double() + rho / size * g)
+    row["value"] = after.loss - before.loss
+    if not math.isfinite(row["value"]):
+        return {**row, "value": None, "note": f"the loss after the step is {after.loss}"}
+    if before.each is not None and after.each is not None:
+        change = after.each - before.each
+        row |= {"value": float(change.mean()), "stderr": before.stderr_of(change)}
+    rounding = torch.finfo(problem.dtype).eps * (abs(before.loss) + abs(after.loss))
+    return {**row, "residual": rounding}
+
+
+def flatness_rows(
+    history: History,
+    item: tuple[int, int | None, str],
+    *,
+    rho: float,
+    adaptive_rho: float,
+    steps: int,
+    tol: float,
+    rtol: float,
+    max_products: int,
+    seed: int,
+) -> list[Row]:
+    """The rows of a model of a round on a client's data (None: all clients'); if they cannot be computed, a row that says why.
+
+    The model is the aggregated one, or the client's own (moment trained)."""
+    r, client, moment = item
+    stored = history.stored(r).finite()
+    weights = stored.aggregated, stored.buffers
+    if client is not None and moment == "trained":
+        weights = stored.client(stored.ids.index(client))
+    place = history.pool.clients if client is None else history.pool.train_slice(client)
+    name = "train" if client is None else f"client:{client}/train"
+    columns: Row = {"round": r, "client": client}
+    settings: dict[str, Any] = {"seed": seed, "progress": workspace().show}
+    try:
+        problem = history.problem(weights, place, name)
+        rows = [*problem.centre.rows(problem), sharpness(problem, rho)]
+        scale = adaptive_scale(problem)
+        adaptive = worst_case(problem, scale, adaptive_rho, steps=steps, seed=seed)
+        products = max(100, max_products)
+        pairs = eigenpairs(problem, 1, tol=tol, max_products=products, **settings)
+        result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
+    except FldiagError as error:
+        owner = "the global model" if client is None else f"client {client} ({moment} weights)"
+        note = f"{owner} is left out: {error.what}"
+        return [{**columns, "metric": "missing", "value": None, "note": note}]
+    trace, stderr = result.trace()
+    eigenvalue: Row = {"metric": "eigenvalue", "index": 1, "estimator": "lanczos"}
+    eigenvalue |= {"value": float(pairs.values[0]), "converged": bool(pairs.converged[0])}
+    errors = {"residual": float(pairs.residuals[0]), "bound": float(pairs.bounds[0])}
+    exactness = {"estimator": result.estimator(), "converged": result.converged}
+    rows += [
+        {**adaptive, "metric": "adaptive_sharpness"},
+        {**eigenvalue, **errors},
+        {"metric": "trace", "value": trace, "stderr": stderr, **exactness},
+    ]
+    training = history.training
+    if moment == "trained" and "lr" in training and training.get("optimizer", "sgd") == "sgd":
+        half = float(training["lr"]) * float(training.get("lr_decay", 1.0)) ** (r - 1) / 2
+        numbers = {"value": eigenvalue["value"], **errors}
+        scaled = {key: half * value for key, value in numbers.items()}
+        rows.append({**eigenvalue, "metric": "stability", **scaled})
+    columns |= {"moment": moment, "scope": "global" if client is None else "client"}
+    columns |= {"slice": name, "n_examples": problem.n}
+    return [{**columns, **row} for row in rows]
+
+
+# The whole against its parts
+
+
+def gap_rows(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
+    """``…_parts`` and ``…_gap`` of every measure of a round, at the trained weights and at one point; the mean stability.
+
+    ``sizes``: examples by client."""
+    gaps: list[Row] = []
+    for metric in MEASURES:
+        group = [row for row in rows if row["metric"] == metric]
+        whole = next((row for row in group if row["client"] is None), {"value": None})
+        for moment in ("trained", "aggregated"):
+            parts = [r for r in group if r["client"] is not None and r["moment"] == moment]
+            mean = mean_of_parts([row for row in parts if row["value"] is not None], sizes)
+            mean |= {"moment": moment, "index": 1 if metric == "eigenvalue" else None}
+            if mean["n_clients"] < len(parts):
+                mean["note"] = f"clients without a value: {len(parts) - mean['n_clients']}"
+            gap: Row = {**mean, "metric": f"{metric}_gap", "slice": "train"}
+            if mean["value"] is not None and whole["value"] is None:
+                reason = whole.get("note", "the global model could not be measured")
+                gap |= {"value": None, "stderr": None, "note": reason}
+            elif mean["value"] is not None:
+                gap["value"] = whole["value"] - mean["value"]
+                gap["residual"] += error(whole)
+                gap["converged"] = gap["converged"] and whole.get("converged", True)
+                # at one point the whole is of the same clients: other clients would move both
+                gap["stderr"] = mean["stderr"] if moment == "trained" else None
+            gaps += [{**mean, "metric": f"{metric}_parts", "slice": "client:*/train"}, gap]
+    values = [row["value"] for row in rows if row["metric"] == "stability"]
+    about: Row = {"metric": "stability", "moment": "trained", "slice": "client:*/train"}
+    about |= {"estimator": "lanczos", "n_clients": len(values)}
+    gaps += [{**about, **sample_mean(values)}] if values else []
+    return [{"scope": "global", **row} for row in gaps]
+
+
+def mean_of_parts(parts: Sequence[Row], sizes: Mapping[int, int]) -> Row:
+    """sum p_k v_k of the clients' rows of a measure, with its standard error over clients as a sample (of a ratio, to first
+    order) and what the errors of computing add up to; a reason where there are no rows."""
+    m = len(parts)
+    if not m:
+        note = "no client of this round could be measured"
+        return {"value": None, "n_clients": 0, "estimator": "exact", "note": note}
+    n = np.array([sizes[row["client"]] for row in parts], dtype=float)
+    p, values = n / n.sum(), np.array([row["value"] for row in parts])
+    value = math.fsum(p * values)
+    variance = m / (m - 1) * np.sum((p * (values - value)) ** 2) if m > 1 else 0
+    return {
+        "value": value,
+        "stderr": float(np.sqrt(variance)) if m > 1 else None,
+        "residual": float(p @ np.array([error(row) for row in parts])),
+        "converged": all(row.get("converged", True) for row in parts),
+        "n_clients": m,
+        "n_examples": int(n.sum()),
+        "estimator": " and ".join(sorted({row["estimator"] for row in parts})),
+    }
+
+
+def error(row: Row) -> float:
+    """The numerical error of a measure: an eigenvalue's bound, an estimated trace's standard error, rounding of a sharpness."""
+    return float(row.get(ERRORS.get(row["metric"], "residual")) or 0.0)
+
+
+# Picture and summary
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """Every measure of the whole, of its parts at their trained weights (band: standard error over the clients; a dot a client)
+    and of its parts at the whole's weights, over the rounds. Raises FldiagError for another table."""
+    select(frame, "trace_gap", "picture of flatness")
+    with style.paper():
+        fig, axes = style.panels(len(MEASURES), 2.1, across=4, least=1.6)
+        for ax, (metric, title) in zip(axes, MEASURES.items(), strict=True):
+            rows, parts = only(frame, metric=metric), only(frame, metric=f"{metric}_parts")
+            dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
+            lines = (
+                only(rows, scope="global"),
+                *(only(parts, moment=moment) for moment in ("trained", "aggregated")),
+            )
+            for i, (line, look) in enumerate(zip(lines, LOOKS.values(), strict=True)):
+                mean_line(ax, line, look, is_banded=i == 1)
+            values = pd.concat([rows["value"], parts["value"]])
+            wide_range(ax, floats(values.dropna()))
+            rounds_axis(ax)
+            ax.set_title(title)
+            ax.grid(True, axis="y")
+        legend_of_runs(fig, LOOKS)
+    return fig
+
+
+def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Whole, parts and gaps of some rounds, and how many numbers are masked."""
+    yield Say("F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights")
+    whole, lines = only(frame, scope="global"), []
+    rounds = spread_rounds(whole, "trace_gap", 6)
+    for r in rounds:
+        for metric, text in MEASURES.items():
+            rows = only(whole, round=r)
+            line: Row = {"round": r, "measure": text, "whole": number(rows, metric)}
+            for moment, gap in (("trained", "gap"), ("aggregated", "gap at w")):
+                line[moment] = number(rows, f"{metric}_parts", moment=moment)
+                line[gap] = number(rows, f"{metric}_gap", moment=moment)
+            at = {"column": "stderr", "moment": "trained"}
+            lines.append({**line, "stderr": number(rows, f"{metric}_gap", **at)})
+    yield Small(lines, SUMMARY)
+    stability = only(whole, metric="stability", round=rounds)
+    cells = stability[["round", "value"]].to_dict("records")
+    yield Small(cells, {"round": "round", "value": "lr λ1 / 2, mean over clients"})
+    masked = only(frame, masked=True)
+    masked = masked[masked["metric"] != "missing"]
+    if len(masked):
+        yield Note(f"{len(masked)} numbers are masked, such as: {masked['note'].iloc[0]}")
+    yield from missing_notes(frame)
+
+
+# The diagnostic
+
+
+@diagnostic(
+    "flatness",
+    meta={"read": "FedGF: abstract and opening"},
+    on="clients",
+    draw=draw,
+    summary=summary,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",
+)
+def flatness(
+    history: History,
+    *,
+    rho: Annotated[
+        float, Field(gt=0, description="Length of the ascent step that defines the sharpness.")
+    ] = 0.05,
+    adaptive_rho: Annotated[
+        float, Field(gt=0, description="Radius of the adaptive sharpness: ‖δ/|w|‖₂ ≤ ρ.")
+    ] = 0.5,
+    steps: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Maximum number of gradients of each of the two ascents of an adaptive sharpness.",
+        ),
+    ] = 5,
+    every: Annotated[
+        int, Field(ge=1, description="Measure flatness in every N-th round and the last.")
+    ] = 5,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    rtol: Rtol = 0.02,
+    max_products: Products = 200,
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
+    """Compare how flat the global model and the clients' models are: sharpness, lambda_1 and trace.
+
+    F is the mean loss on all clients' training data and F_k on client k's, so F = sum p_k F_k with p_k its share of the
+    examples; w_k a trained client's, w the aggregated weights. In every measured round:
+
+    - ``loss`` and ``accuracy`` of every model on these data.
+    - ``sharpness`` F(w + rho G / ||G||) - F(w) with G = grad F(w) (paired ``stderr`` over the examples; ``residual``: a bound
+      for rounding), ``adaptive_sharpness`` max over ||delta / |w|||_2 <= ``adaptive_rho`` of F(w + delta) - F(w), which a
+      rescaling of the layers leaves alone (two ascents of at most ``steps`` gradients, as in the diagnostic ``sharpness``), the
+      largest ``eigenvalue`` (index 1, with ``residual``) and the ``trace`` of the Hessian: of F at w (moment aggregated, scope
+      global), of every F_k at its w_k (moment trained), and of every F_k at w (moment aggregated).
+    - ``sharpness_parts``, ``adaptive_sharpness_parts``, ``eigenvalue_parts``, ``trace_parts``: the p-weighted means over the
+      clients (p_k adding up to 1 over those there are), at the w_k (moment trained) and at the one point w (moment aggregated);
+      and the flatness gaps ``sharpness_gap``, ``adaptive_sharpness_gap``, ``eigenvalue_gap``, ``trace_gap``: F at w minus these.
+      Below zero the whole is flatter than its parts. At one point the gap of the trace is 0, and that of the eigenvalue at
+      most 0. ``stderr``: over the clients as a sample, the whole as it is (none of a gap at one point, where other clients
+      would move the whole with its parts); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add
+      up to.
+    - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round), and its mean. Above 1, gradient
+      descent without momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read).
+      None where the run does not say lr, or its optimizer is not SGD.
+
+    Cost of a measured round: a spectrum, a trace and some gradients on all data for the whole, as much for the parts at w, and
+    again the trained clients' share of it.
+
+    Args:
+        history: A run with client weights and training examples.
+        rho: In units of the weights.
+        adaptive_rho: Relative to each weight.
+        steps: Gradients on a whole slice.
+        every: Rounds whose number it divides are measured, and the last.
+        tol: Of the eigenvalues.
+        rtol: Of traces where they are not exact.
+        max_products: Hessian-vector products of a trace, and of an eigenvalue (of that at least 100).
+        seed: Of starts and probes.
+
+    Returns:
+        A row a number, in units of the loss; ``masked``, with a reason in ``note``, where rounding noise would decide.
+
+    Raises:
+        FldiagError: no round has client weights, or in no round the curvature can be computed.
+    """
+    settings = {"rho": rho, "adaptive_rho": adaptive_rho, "steps": steps, "tol": tol}
+    settings |= {"rtol": rtol, "max_products": max_products, "seed": seed}
+    places = {k: history.pool.train_slice(k) for k in range(len(history.parts))}
+    sizes = {k: place.stop - place.start for k, place in places.items() if place.stop > place.start}
+    rounds = sorted({r for r in history.rounds if r % every == 0} | {history.rounds[-1]})
+    rows: list[Row] = []
+    for stored in history.each():
+        r = stored.round
+        if not stored.complete or r not in rounds:
+            continue
+        trained = history.finite(stored).ids
+        for k in set(trained) - set(sizes):
+            history.note(r, f"client {k} has no training examples: left out", k)
+        items = [(r, None, "aggregated"), *((r, k, "aggregated") for k in sizes)]
+        items += [(r, k, "trained") for k in trained if k in sizes]
+        with workspace().part(rounds.index(r), len(rounds), f"round {r}"):
+            results = workspace().map(flatness_rows, history, items, name=str, **settings)
+            models = [row for result in results for row in result]
+        rows += [*models, *({"round": r, **row} for row in gap_rows(models, sizes))]
+    if all(row["value"] is None for row in rows):
+        reasons = [row["note"] for row in rows] + ["no measured round has client weights"]
+        raise FldiagError(f"no round has a flatness: {reasons[0]}", "choose other rounds")
+    rows = [{"masked": row["value"] is None, **row} for row in rows]
+    return table([*rows, *history.notes], **history.common)

@@ -1,0 +1,411 @@
+"""The geometry of features: neural collapse, effective rank, and how alike clients' layers see the same examples.
+
+Papyan, Han and Donoho, "Prevalence of neural collapse during the terminal phase of deep learning training" (PNAS 2020); Roy and
+Vetterli, "The effective rank" (EUSIPCO 2007, definition 2); Kornblith et al., "Similarity of neural network representations
+revisited" (ICML 2019).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor, nn
+
+from fldiag import losses
+from fldiag.execution import workspace
+from fldiag.plotting import style
+from fldiag.plotting.curves import dots, legend_of_runs, mean_line, rounds_axis, wide_range
+from fldiag.plotting.tables import floats, select
+from fldiag.registry import diagnostic
+from fldiag.results.means import sample_mean
+from fldiag.results.select import last_round, number, only, spread_rounds
+from fldiag.results.summary import Item, Note, Small, missing_notes
+from fldiag.results.table import Row, table
+from fldiag.runs.history import History
+from fldiag.runs.pool import BATCH, Weights
+from fldiag.runs.round_weights import Stored
+
+#: Metric -> how tables and panels call it.
+COLLAPSE = {
+    "nc1": "NC1: within classes",
+    "nc2_norms": "NC2: lengths",
+    "nc2_cosines": "NC2: angles",
+    "nc3": "NC3: head and means",
+    "nc4": "NC4: not nearest mean",
+}
+METRICS = {**COLLAPSE, "effective_rank": "effective rank"}
+#: Whose features -> how tables and pictures call them; own: of the trained models on their clients' own examples.
+MODELS = {
+    "received": "received model",
+    "aggregated": "aggregated model",
+    "trained": "clients' models, all examples",
+    "own": "clients' models, own examples",
+}
+NO_HEAD = "the model has no head: its output is not that of a linear layer after other layers"
+SAME = "the features are the same for all examples"
+
+
+# The measures
+
+
+def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str, float | str]:
+    """NC1 to NC4 (Papyan, Han and Donoho 2020) and the effective rank of features, or why there are none.
+
+    Args:
+        h: features [n, d] in float64.
+        y: labels [n].
+        answers: classes that the head answers [n].
+        head: its matrix [classes, d].
+
+    A simplex frame, with the head along it:
+
+    >>> corners = torch.eye(3, dtype=torch.float64) - 1 / 3
+    >>> y = torch.tensor([0, 0, 1, 1, 2, 2])
+    >>> numbers = geometry_of(5 * corners[y], y, y, corners)
+    >>> {name: round(abs(value), 6) for name, value in numbers.items()}
+    {'effective_rank': 2.0, 'nc4': 0.0, 'nc1': 0.0, 'nc2_norms': 0.0, 'nc2_cosines': 0.0, 'nc3': 0.0}
+    """
+    noise, largest = torch.finfo(torch.float32).eps, float(h.abs().max())
+    if not math.isfinite(largest):
+        return dict.fromkeys(METRICS, "the features are not finite")
+    singular = torch.linalg.svdvals(h - h.mean(0))
+    is_point = float(singular.max()) <= noise * largest * math.sqrt(h.numel())
+    numbers = {"effective_rank": SAME if is_point else effective_rank(singular)}
+    classes = classes_of(y)
+    count = len(classes)
+    if count < 2 or is_point:
+        reason = ("the targets are not one class an example", "there is one class only", SAME)
+        return numbers | dict.fromkeys(COLLAPSE, reason[min(count, 2)])
+    members = (y[:, None] == classes).to(h)
+    sizes, label = members.sum(0), members.argmax(1)
+    means = members.T @ h / sizes[:, None]
+    nearest = classes[torch.cdist(h, means).argmin(1)]
+    numbers["nc4"] = float((nearest != answers).double().mean())
+    between = means - means.mean(0)
+    _, scales, directions = torch.linalg.svd(between / count**0.5, full_matrices=False)
+    if float(scales.max()) <= noise * largest:
+        return dict.fromkeys(COLLAPSE, "the class means are the same") | numbers
+    is_direction = scales > noise * max(between.shape) * float(scales.max())
+    is_direction[count - 1 :] = False  # the means minus their mean span one dimension less
+    spread = (h - means[label]) @ directions[is_direction].T
+    within = (1 / (count * sizes))[label] @ spread.square()
+    norms = torch.linalg.vector_norm(between, dim=1)
+    cosines = (between @ between.T) / (norms[:, None] * norms)
+    pairs = torch.triu_indices(count, count, 1, device=h.device)
+    angles = (cosines[pairs[0], pairs[1]] + 1 / (count - 1)).abs()
+    numbers["nc1"] = float((within / scales[is_direction].square()).sum()) / count
+    numbers["nc2_norms"] = float(norms.std() / norms.mean())
+    numbers["nc2_cosines"] = float(angles.mean())
+    if len(head) <= int(classes.max()):
+        return numbers | {"nc3": "the head has fewer outputs than there are classes"}
+    rows = head[classes] - head[classes].mean(0)
+    rows, means = (v / torch.linalg.matrix_norm(v) for v in (rows, between))
+    return numbers | {"nc3": float(torch.linalg.matrix_norm(rows - means))}
+
+
+def classes_of(y: Tensor) -> Tensor:
+    """The classes that occur among labels [n]; none where the targets are no classes."""
+    return y.new_empty(0) if y.is_floating_point() or y.ndim > 1 else y.unique()
+
+
+def effective_rank(singular: Tensor) -> float:
+    """exp of the entropy of the singular values' shares of their sum (Roy and Vetterli 2007): 1 to their number.
+
+    >>> round(effective_rank(torch.tensor([2.0, 2.0, 0.0])), 6)
+    2.0
+    """
+    shares = (singular / singular.sum()).double()
+    return float(torch.special.entr(shares).sum().exp())
+
+
+def unit_gram(output: Tensor) -> Tensor:
+    """The inner products [n * n] of the centred outputs [n, ...] of the examples, of length 1; nan where all are the same."""
+    x = output.flatten(1).double()
+    size = float(x.square().max()) * x.shape[1]
+    x = x - x.mean(0)
+    gram = (x @ x.T).flatten()
+    norm = torch.linalg.vector_norm(gram)
+    is_flat = float(norm) <= torch.finfo(output.dtype).eps * size
+    return gram / (torch.nan if is_flat else norm)
+
+
+# A run
+
+
+def round_rows(history: History, stored: Stored, split: str, similar: int) -> list[Row]:
+    """The rows of the received, the aggregated and the trained models of a round; a text in place of a value says why there is
+    none."""
+    stored, stretch = history.finite(stored), history.stretch(split)
+    models: list[tuple[Row, Weights]] = [
+        ({"moment": "received", "scope": "global"}, stored.start),
+        ({"moment": "aggregated", "scope": "global"}, (stored.aggregated, stored.buffers)),
+    ]
+    trained: Row = {"moment": "trained", "scope": "client"}
+    models += [({**trained, "client": k}, stored.client(j)) for j, k in enumerate(stored.ids)]
+    rows: list[Row] = []
+    for i, (columns, weights) in enumerate(models):
+        workspace().show(i, len(models), "")
+        rows += model_rows(history, weights, stretch, {**columns, "slice": split})
+    if stored.ids and similar:
+        stride = -(-(stretch.stop - stretch.start) // similar)
+        places = range(stretch.start, stretch.stop, stride)
+        x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
+        rows += similarity_rows(history, stored, x, {**trained, "metric": "cka", "slice": split})
+    return rows
+
+
+def load(history: History, weights: Weights) -> nn.Module:
+    """A copy of the model with these weights, in evaluation mode."""
+    w, buffers = weights
+    module = copy.deepcopy(history.network.module).eval()
+    module.load_state_dict({**history.layout.views(w), **buffers}, strict=False)
+    return module
+
+
+def call(
+    module: nn.Module, layers: Iterable[nn.Module], x: Tensor
+) -> tuple[Tensor, dict[nn.Module, tuple[Any, Any]]]:
+    """The model's outputs, and what these layers receive and give at their last call."""
+    calls: dict[nn.Module, tuple[Any, Any]] = {}
+    hooks = [
+        layer.register_forward_hook(lambda m, inputs, output: calls.update({m: (inputs, output)}))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        outputs = module(x)
+    for hook in hooks:
+        hook.remove()
+    return outputs, calls
+
+
+def model_rows(history: History, weights: Weights, stretch: slice, columns: Row) -> list[Row]:
+    """The rows of one model on a stretch of the pool; of a client's also those on its own part of it."""
+    module, pool, client = load(history, weights), history.pool, columns.get("client")
+    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    outputs, calls = call(module, linears, pool.read(stretch.start, stretch.start + 1)[0])
+    heads = [m for m in linears if m in calls and calls[m][1] is outputs]
+    if not heads or len(history.layout.layers) < 2:
+        return [{**columns, "metric": metric, "value": NO_HEAD} for metric in METRICS]
+    features, answers = list[Tensor](), list[Tensor]()
+    for piece in pool.batches(stretch, BATCH):
+        outputs, calls = call(module, heads, pool.read(piece.start, piece.stop)[0])
+        features.append(calls[heads[0]][0][0].flatten(1).double())
+        answers.append(losses.predicted(outputs))
+    h, answer, y = torch.cat(features), torch.cat(answers), pool.y[stretch].to(features[0].device)
+    parts = {columns["slice"]: slice(None)}
+    if columns["slice"] == "train" and client is not None:
+        own = pool.train_slice(client)
+        parts[f"client:{client}/train"] = slice(own.start - stretch.start, own.stop - stretch.start)
+    rows = []
+    for name, part in parts.items():
+        about = {**columns, "slice": name, "n_examples": len(h[part])}
+        if about["n_examples"]:
+            about["classes"] = len(classes_of(y[part])) or None
+            matrix = heads[0].weight.detach().double()
+            numbers = geometry_of(h[part], y[part], answer[part], matrix)
+            rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
+    return rows
+
+
+def similarity_rows(history: History, stored: Stored, x: Tensor, columns: Row) -> list[Row]:
+    """Linear CKA (Kornblith et al. 2019) of every two clients' trained models, by layer, and its mean over the pairs."""
+    columns, ids = {**columns, "n_examples": len(x)}, stored.ids
+    if len(ids) < 2:
+        reason = "one client has nobody to be compared with"
+        return [{**columns, "scope": "global", "value": reason}]
+    grams: dict[str, list[Tensor]] = {}
+    for j in range(len(ids)):
+        module = load(history, stored.client(j))
+        layers = {m: n for n, m in module.named_modules() if n and n in history.layout.layers}
+        for m, (_, output) in call(module, layers, x)[1].items():
+            if isinstance(output, Tensor) and output.ndim > 1 and len(output) == len(x):
+                grams.setdefault(layers[m], []).append(unit_gram(output))
+    rows: list[Row] = []
+    for layer, of_clients in grams.items():
+        stack = torch.stack(of_clients)
+        similarity = (stack @ stack.T).clamp(0, 1).cpu().numpy()
+        similarity[range(len(ids)), range(len(ids))] = np.nan
+        about = {**columns, "layer": layer}
+        for i, j in combinations(range(len(ids)), 2):
+            pair = {"scope": "pair", "client": ids[i], "client_b": ids[j]}
+            rows.append({**about, **pair, "value": float(similarity[i, j])})
+        each = pd.DataFrame(similarity).mean().dropna()
+        # over clients as a sample: of a U-statistic, to first order
+        stderr = 2 * each.sem() if len(each) > 2 else None
+        row = {"value": each.mean(), "stderr": stderr, "n_clients": len(each)}
+        rows.append({**about, "scope": "global", **row})
+    return rows
+
+
+def mean_rows(rows: Sequence[Row]) -> Iterator[Row]:
+    """Means over the clients, of their models on all the examples and on their own."""
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows:
+        if row["scope"] == "client":
+            is_own = row["slice"].startswith("client:")
+            name = row["round"], row["metric"], "client:*/train" if is_own else row["slice"]
+            groups.setdefault(name, []).append(row["value"])
+    for name, members in groups.items():
+        values = [value for value in members if not isinstance(value, str)]
+        row = dict(zip(("round", "metric", "slice"), name, strict=True))
+        row |= {"moment": "trained", "scope": "global", "n_clients": len(values)}
+        yield {**row, **(sample_mean(values) if values else {"value": members[0]})}
+
+
+def masked(row: Row) -> Row:
+    """The row without a value and with a reason, where it has none."""
+    reason = row["value"] if isinstance(row["value"], str) else "the number is not defined"
+    is_known = not isinstance(row["value"], str) and math.isfinite(row["value"])
+    return row if is_known else {**row, "value": None, "note": reason, "masked": True}
+
+
+# Picture and summary
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """A panel a number that has values, over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of
+    two clients by layer. Raises FldiagError for another table."""
+    select(frame, "effective_rank", "picture of geometry")
+    metrics = [m for m in METRICS if only(frame, metric=m)["value"].notna().any()]
+    looks = {text: style.look(place) for place, text in enumerate(MODELS.values())}
+    with style.paper():
+        fig, (*panels, similarity) = style.panels(len(metrics) + 1, 2.0, across=4, least=1.6)
+        for ax, metric in zip(panels, metrics, strict=True):
+            rows = only(frame, metric=metric)
+            dots(ax, only(of_model(rows, "trained"), scope="client"), style.look(2).color)
+            for name, text in MODELS.items():
+                mean_line(ax, only(of_model(rows, name), scope="global"), looks[text])
+            if metric == "nc1":
+                wide_range(ax, floats(rows["value"].dropna()))
+            ax.set_title(METRICS[metric])
+            rounds_axis(ax)
+            ax.grid(True, axis="y")
+        draw_similarity(similarity, only(frame, metric="cka", scope="global"))
+        if metrics:
+            legend_of_runs(fig, looks)
+    return fig
+
+
+def of_model(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The rows of one of ``MODELS``."""
+    is_own = rows["slice"].astype(str).str.startswith("client:")
+    return only(rows[is_own == (name == "own")], moment="trained" if name == "own" else name)
+
+
+def draw_similarity(ax: Axes, rows: pd.DataFrame) -> None:
+    """The mean CKA of two clients in the first and the last round, layer by layer."""
+    ax.set_title("CKA of two clients")
+    rows = rows.dropna(subset=["value", "layer"])
+    if rows.empty:
+        style.empty(ax, "needs two clients")
+        return
+    layers = list(dict.fromkeys(rows["layer"]))
+    for place, r in enumerate(sorted({rows["round"].min(), rows["round"].max()}), start=4):
+        part = only(rows, round=r).set_index("layer").reindex(layers)
+        errors = np.nan_to_num(floats(part["stderr"]))
+        line = {"label": f"round {r}", **style.look(place).line}
+        ax.errorbar(range(len(layers)), floats(part["value"]), errors, **line)
+    texts = [style.plain(style.shorten(layer, 14)) for layer in layers]
+    ax.set_xticks(range(len(layers)), texts, rotation=45, ha="right")
+    ax.legend(loc="best")
+    ax.grid(True, axis="y")
+
+
+def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """The numbers of some rounds, how alike the layers are in the last one, and why numbers are missing."""
+    whole = only(frame, scope="global")
+    lines = []
+    for r in spread_rounds(whole.dropna(subset=["value"]), "effective_rank", 4):
+        for name, text in MODELS.items():
+            rows = of_model(only(whole, round=r), name)
+            if len(rows):
+                numbers = {metric: number(rows, metric) for metric in METRICS}
+                lines.append({"round": r, "model": text, **numbers})
+    yield Small(lines, {"round": "round", "model": "features of", **METRICS})
+    cka = only(whole, metric="cka", round=last_round(whole, "cka")).dropna(subset=["layer"])
+    lines = [{"layer": v, "cka": number(cka, layer=v)} for v in cka["layer"]]
+    yield Small(lines, {"layer": "layer", "cka": "CKA of two clients"})
+    absent = only(frame, masked=True)
+    for note in absent.loc[absent["metric"] != "missing", "note"].dropna().unique():
+        yield Note(f"no number where {note}")
+    yield from missing_notes(frame)
+
+
+# The diagnostic
+
+
+@diagnostic(
+    "geometry",
+    meta={
+        "read": "Papyan et al.: excerpts, and their notebook; Roy and Vetterli, Kornblith et al.: as quoted by others"
+    },
+    on="clients",
+    draw=draw,
+    summary=summary,
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --slice test",
+)
+def geometry(
+    history: History,
+    *,
+    slice: Annotated[
+        Literal["train", "test"],
+        Field(description="Examples: train (those of all clients) or test."),
+    ] = "train",
+    similar: Annotated[
+        int,
+        Field(
+            ge=0, description="Number of examples on which clients' layers are compared (0: none)."
+        ),
+    ] = 200,
+) -> pd.DataFrame:
+    """Measure the geometry of features before the head: neural collapse (NC1 to NC4), effective rank, CKA between clients.
+
+    Of every round, for the received, every trained and the aggregated model on the ``slice``; of a trained model also on its
+    client's own examples (client:k/train, with ``slice`` train). The head is the linear layer whose output is the model's. h are
+    the features that it receives, of n examples in C classes (those that occur, column ``classes``) with means mu_c and their
+    mean mu, M = [mu_c - mu], W the head's matrix. Every class counts alike in both covariances.
+
+    - ``nc1`` tr(Sigma_W Sigma_B^+) / C, the covariance within classes over that between them (its pseudo-inverse on the at most
+      C - 1 directions of the means).
+    - ``nc2_norms`` standard deviation over mean of ||mu_c - mu||, ``nc2_cosines`` mean over pairs of
+      |cos(mu_c - mu, mu_c' - mu) + 1 / (C - 1)|: both 0 for a simplex frame (with two classes always).
+    - ``nc3`` || W / ||W||_F - M / ||M||_F ||_F, from 0 to 2. The norm, where the authors' code has its square; the rows of W
+      are those of the classes that occur, minus their mean, which no answer depends on (their code takes W as it is).
+    - ``nc4`` share of the examples whose nearest class mean is not the class that the head answers.
+    - ``effective_rank`` exp of the entropy of the singular values' shares of their sum, of the centred features: 1 to d.
+    - ``cka`` of two clients' trained models (scope pair) by ``layer``, and its mean over the pairs (scope global): linear CKA
+      ||X'Y||_F^2 / (||X'X||_F ||Y'Y||_F) of the layer's centred outputs X and Y, on ``similar`` examples evenly spread. With
+      fewer examples than outputs of a layer it is biased upwards: compare runs on as many examples.
+
+    Rows of scope global and moment trained are means over the clients with their standard error as a sample.
+
+    Args:
+        history: A run with client weights.
+        slice: Which examples.
+        similar: Examples, 0 or more.
+
+    Returns:
+        A row a number, without units; masked with a reason in ``note`` where it is not defined: no head, one class, targets that
+        are no classes, features that are all the same, one client.
+
+    Raises:
+        FldiagError: no round has client weights, or there are no examples.
+
+    >>> from fldiag.registry import diagnostic
+    >>> sorted(diagnostic.get("geometry").options.model_fields)
+    ['similar', 'slice']
+    """
+    history.stretch(slice)
+    rows = history.map_rounds(round_rows, split=slice, similar=similar)
+    rows = [masked({"estimator": "exact", **row}) for row in (*rows, *mean_rows(rows))]
+    return table([*rows, *history.final_rows(), *history.notes], **history.common)
