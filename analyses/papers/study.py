@@ -87,7 +87,7 @@ SCALES = {
             },
             options={
                 **{k: {"samples": 200} for k in ("spectrum", "drift", "forgetting")},
-                "landscape": {"samples": 200, "points": 11},
+                "landscape": {"samples": 200},
                 "matching": {"samples": 100, "k": 1},
             },
         ),
