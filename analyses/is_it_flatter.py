@@ -17,36 +17,27 @@ core.
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 from collections import OrderedDict
-from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from scipy import stats
 from torch import nn
 
 import fldiag
-from fldiag import Config, Problem
-from fldiag.curvature.lanczos import lanczos
 from fldiag.plotting import style, words
-from fldiag.problem.diagonal import diagonal
-from fldiag.results.provenance import provenance
-from fldiag.results.select import WHOLE, number
-from fldiag.results.uncertainty import Interval, paired_t
-from fldiag.runs.open_problem import open_problem
-from fldiag.runs.run import Run
+from fldiag_papers.study import write as write_table
 
 ROWS = "rows.csv"
+COLUMNS = ["method", "seed", "round", "client", "measure", "value", "stderr"]
 PRESET, MODEL = "fedtoga-cifar10-dir0.1", "is_it_flatter:small_lenet"
 ROUNDS, SEEDS = 40, (0, 1, 2)
-#: Training images of which every number of a global model is the mean, and the parts of them that its error comes from.
-EXAMPLES, PARTS = 2000, 4
+#: Training images of which every number of a global model is the mean, and fewer, to see what they change.
+EXAMPLES, FEW = 2000, 500
 #: How many of the last round's clients are measured, each on at most so many of its training images.
 CLIENTS, OWN_EXAMPLES = 5, 500
 #: In the order of training, so that an early end leaves triples of seeds. Options: the defaults, which say their source
@@ -106,9 +97,10 @@ def small_lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-def train(method: str, seed: int, path: Path) -> Run:
+def train(method: str, seed: int, path: Path) -> fldiag.Run:
     """The run of a method and seed; read where it is finished, continued where it was broken."""
-    config = Config.load(
+    over = {f"method.{key}": value for key, value in METHODS[method].items()}
+    config = fldiag.Config.load(
         PRESET,
         rounds=ROUNDS,
         seed=seed,
@@ -118,70 +110,47 @@ def train(method: str, seed: int, path: Path) -> Run:
         model__name=MODEL,
         checkpoint__every=10,
         checkpoint__clients="sampled",
-        **{
-            "method__name": method,
-            **{f"method__{key}": value for key, value in METHODS[method].items()},
-        },
+        method__name=method,
+        **over,
     )
     return fldiag.train(config, out=path, resume=True)
 
 
-def measure(run: Run) -> pd.DataFrame:
+def measure(run: fldiag.Run) -> pd.DataFrame:
     """A row for each number of the run: of its final model and that round's clients; of FedAvg, of earlier models too."""
-    rows = list(global_rows(open_problem(run, samples=EXAMPLES)))
+    final = measured(run, samples=EXAMPLES, k=5, trace=True)
+    few = measured(run, samples=FEW).query("measure == 'lambda_1'")
+    tables = [final, few.assign(measure="lambda_1_500")]
     if run.config.method.name == "fedavg":
-        for r in run.rounds[:-1]:
-            problem = open_problem(run, samples=EXAMPLES, round=r)
-            rows += [{**row, "round": r} for row in earlier_rows(problem)]
+        earlier = run.rounds[:-1]
+        tables += [measured(run, samples=EXAMPLES, round=r).assign(round=r) for r in earlier]
     forgetting = fldiag.diagnose(run, "forgetting", rounds="last", own=False)
-    rows.append(row_of(forgetting, "drop", "forgetting", moment="trained", **WHOLE))
-    rows.append(row_of(forgetting, "accuracy", "accuracy", moment="aggregated", **WHOLE))
+    whole = forgetting[(forgetting["scope"] == "global") & forgetting["index"].isna()]
+    for metric, moment, name in (
+        ("drop", "trained", "forgetting"),
+        ("accuracy", "aggregated", "accuracy"),
+    ):
+        row = whole[(whole["metric"] == metric) & (whole["moment"] == moment)].head(1)
+        tables.append(row.assign(measure=name)[["measure", "value", "stderr"]])
     for client in run.checkpoint().client_ids[:CLIENTS]:
-        problem = open_problem(run, client=client, slice=f"client:{client}", samples=OWN_EXAMPLES)
-        spectrum = fldiag.diagnose(problem, "spectrum", k=1)
-        sharpness = fldiag.diagnose(problem, "sharpness", steps=30, draws=1)
-        rows.append({**row_of(spectrum, "eigenvalue", "lambda_1", index=1), "client": client})
-        for metric in ("loss", "adaptive_sharpness"):
-            rows.append({**row_of(sharpness, metric), "client": client})
+        where = {"client": client, "slice": f"client:{client}", "samples": OWN_EXAMPLES}
+        table = measured(run, **where).query("measure != 'plain_sharpness'")
+        tables.append(table.assign(client=client))
     about = {"method": run.config.method.name, "seed": run.config.seed}
-    return pd.DataFrame([{**about, "round": ROUNDS, "client": None, **row} for row in rows])
+    table = pd.concat(tables, ignore_index=True).assign(**about)
+    return table.fillna({"round": ROUNDS}).reindex(columns=COLUMNS)
 
 
-def row_of(frame: pd.DataFrame, metric: str, name: str = "", **where: Any) -> dict[str, Any]:
-    value, stderr = (number(frame, metric, column=c, **where) for c in ("value", "stderr"))
-    return {"measure": name or metric, "value": value, "stderr": stderr}
-
-
-def part_of(problem: Problem, examples: torch.Tensor) -> Problem:
-    """The same loss at the same weights on some examples."""
-    x, y = problem.data.batch(0, problem.n)
-    data = x[examples], y[examples]
-    return Problem(problem.module, problem.user_loss, data, problem.w, problem.buffers)
-
-
-def global_rows(problem: Problem) -> Iterator[dict[str, Any]]:
-    """Numbers of one model. The error of lambda_1, with its eigenvector held fixed, and that of the trace are over the parts."""
-    pairs = lanczos(problem.hessian(), problem.layout.size, 5)
-    parts = [part_of(problem, torch.arange(i, EXAMPLES, PARTS)) for i in range(PARTS)]
-    vector = pairs.vectors[0]
-    quotients = [float(vector @ part.hvp(vector)) for part in parts]
-    traces = [diagonal(part).trace()[0] for part in parts]
-    for name, values in (("lambda_1", quotients), ("trace", traces)):
-        yield {"measure": name, "value": np.mean(values), "stderr": stats.sem(values)}
-    yield {"measure": "lambda_ratio", "value": float(pairs.values[0] / pairs.values[4])}
-    small = lanczos(parts[0].hessian(), problem.layout.size, 1)
-    yield {"measure": "lambda_1_500", "value": float(small.values[0])}
-    sharpness = fldiag.diagnose(problem, "sharpness", steps=30, draws=1)
-    for metric in ("loss", "adaptive_sharpness", "plain_sharpness"):
-        yield row_of(sharpness, metric)
-
-
-def earlier_rows(problem: Problem) -> Iterator[dict[str, Any]]:
-    """What a comparison at equal training loss needs of a model."""
-    yield row_of(fldiag.diagnose(problem, "spectrum", k=1), "eigenvalue", "lambda_1", index=1)
-    sharpness = fldiag.diagnose(problem, "sharpness", steps=30, draws=1)
-    for metric in ("loss", "adaptive_sharpness"):
-        yield row_of(sharpness, metric)
+def measured(run: fldiag.Run, k: int = 1, trace: bool = False, **where: Any) -> pd.DataFrame:
+    """Curvature, sharpness and loss of one model of the run."""
+    spectrum = fldiag.diagnose(run, "spectrum", k=k, trace=trace, **where)
+    sharpness = fldiag.diagnose(run, "sharpness", steps=30, draws=1, **where)
+    names = {"eigenvalue": "lambda_1", "eigenvalue_ratio": "lambda_ratio", "trace": "trace"}
+    is_whole = spectrum["layer"].isna() & (spectrum["metric"] != "loss")
+    is_later = (spectrum["metric"] == "eigenvalue") & (spectrum["index"] > 1)
+    table = pd.concat([spectrum[is_whole & ~is_later], sharpness])
+    table = table[table["metric"].isin([*names, "loss", "adaptive_sharpness", "plain_sharpness"])]
+    return table.assign(measure=table["metric"].replace(names))[["measure", "value", "stderr"]]
 
 
 def final_numbers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -192,21 +161,25 @@ def final_numbers(rows: pd.DataFrame) -> pd.DataFrame:
     return table.unstack("measure")
 
 
-def compare(table: pd.DataFrame, measure: str, method: str, other: str) -> Interval:
-    """Method over the other (a ratio), or minus it, paired over the seeds that both have: mean and 95 % t interval."""
+def compare(table: pd.DataFrame, measure: str, method: str, other: str) -> dict[str, Any]:
+    """Method over the other (a ratio), or minus it, paired over the seeds that both have."""
     a, b = (table.loc[name, measure] for name in (method, other))
     if MEASURES[measure][1] == "difference":
-        return paired_t((a - b).dropna().to_numpy())
-    return exponential(paired_t((np.log(a) - np.log(b)).dropna().to_numpy()))
+        return interval((a - b).dropna())
+    return interval((np.log(a) - np.log(b)).dropna(), is_ratio=True)
 
 
-def exponential(logs: Interval) -> Interval:
-    """The interval of a geometric mean from that of the logarithms; without an interval where those have none."""
-    ends = (None if end is None else float(np.exp(end)) for end in (logs.low, logs.high))
-    return Interval(float(np.exp(logs.value)), *ends, logs.p)
+def interval(differences: Any, is_ratio: bool = False) -> dict[str, Any]:
+    """Mean and 95 % t interval, of logarithms their exponentials; ``verdict``: lower or higher where the whole interval lies on
+    one side of no difference, else open."""
+    low, high = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    verdict = "lower" if high < 0 else "higher" if low > 0 else "open"
+    ends = np.array([np.mean(differences), low, high])
+    value, low, high = np.exp(ends) if is_ratio else ends
+    return {"value": value, "low": low, "high": high, "verdict": verdict}
 
 
-def at_equal_loss(rows: pd.DataFrame, measure: str, method: str) -> Interval | None:
+def at_equal_loss(rows: pd.DataFrame, measure: str, method: str) -> dict[str, Any] | None:
     """The final model's measure over FedAvg's at the same training loss and seed; None where FedAvg's loss crosses the model's
     between no neighbouring rounds."""
     wide = rows[rows["client"].isna()].pivot_table(
@@ -219,7 +192,7 @@ def at_equal_loss(rows: pd.DataFrame, measure: str, method: str) -> Interval | N
         if log is None:
             return None
         logs.append(np.log(model[measure]) - log)
-    return exponential(paired_t(np.array(logs)))
+    return interval(logs, is_ratio=True)
 
 
 def latest_crossing(losses: pd.Series, logs: pd.Series, loss: float) -> float | None:
@@ -232,48 +205,20 @@ def latest_crossing(losses: pd.Series, logs: pd.Series, loss: float) -> float | 
     return None
 
 
-def verdict(interval: Interval, neutral: float) -> str:
-    """Lower, higher or open: on which side of the neutral value the whole interval lies."""
-    if interval.low is None or interval.high is None or interval.low <= neutral <= interval.high:
-        return "open"
-    return "lower" if interval.high < neutral else "higher"
-
-
 def statements(rows: pd.DataFrame) -> pd.DataFrame:
     """Every method against FedAvg and against FedSAM, in every measure; against FedAvg also at equal training loss."""
-    table = final_numbers(rows)
+    table, methods = final_numbers(rows), rows["method"].unique()
     lines = [
-        {
-            "method": method,
-            "other": other,
-            "measure": measure,
-            **columns_of(compare(table, measure, method, other), measure),
-        }
-        for other in ("fedavg", "fedsam")
-        for method in dict.fromkeys(rows["method"])
-        for measure in MEASURES
+        {"method": method, "other": other, "measure": m, **compare(table, m, method, other)}
+        for other, method, m in product(("fedavg", "fedsam"), methods, MEASURES)
         if method != other
     ]
-    for method in dict.fromkeys(rows["method"]):
-        for measure in ("lambda_1", "adaptive_sharpness"):
-            interval = at_equal_loss(rows, measure, method) if method != "fedavg" else None
-            if interval is not None:
-                name = f"{measure} at equal loss"
-                lines.append(
-                    {
-                        "method": method,
-                        "other": "fedavg",
-                        "measure": name,
-                        **columns_of(interval, measure),
-                    }
-                )
+    for method, measure in product(methods, ("lambda_1", "adaptive_sharpness")):
+        line = at_equal_loss(rows, measure, method) if method != "fedavg" else None
+        if line is not None:
+            name = f"{measure} at equal loss"
+            lines.append({"method": method, "other": "fedavg", "measure": name, **line})
     return pd.DataFrame(lines)
-
-
-def columns_of(interval: Interval, measure: str) -> dict[str, Any]:
-    neutral = 0.0 if MEASURES[measure][1] == "difference" else 1.0
-    ends = {"value": interval.value, "low": interval.low, "high": interval.high}
-    return {**ends, "verdict": verdict(interval, neutral)}
 
 
 def correlations(table: pd.DataFrame) -> pd.DataFrame:
@@ -281,7 +226,7 @@ def correlations(table: pd.DataFrame) -> pd.DataFrame:
     methods' means, with its p by the t distribution, and the smallest and largest of one seed alone."""
     means = table.groupby("method").mean()
     lines = []
-    for measure, outcome in itertools.product(MEASURES, ("accuracy", "loss")):
+    for measure, outcome in product(MEASURES, ("accuracy", "loss")):
         if measure != outcome:
             test = stats.spearmanr(means[measure], means[outcome])
             seeds = rank_correlations(table, measure, outcome)
@@ -310,7 +255,6 @@ def changes(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     path = of_models[of_models["method"] == "fedavg"].pivot_table(
         index=["seed", "round"], columns="measure", values="value"
     )
-    lambda_1 = of_models[(of_models["measure"] == "lambda_1") & (of_models["round"] == ROUNDS)]
 
     def over_rounds(measure: str, first: int) -> np.ndarray:
         values = path[measure].unstack("round")
@@ -318,7 +262,6 @@ def changes(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
     values = {
         "λ₁ on 500 over λ₁ on 2,000 images": table["lambda_1_500"] / table["lambda_1"],
-        "standard error of λ₁ over λ₁": lambda_1["stderr"] / lambda_1["value"],
         "rank correlation of λ₁ on 500 and on 2,000 images": rank_correlations(
             table, "lambda_1_500", "lambda_1"
         ),
@@ -427,27 +370,20 @@ def write(rows: pd.DataFrame, out: Path) -> None:
     """Tables, statements and the picture."""
     table, lines = final_numbers(rows), statements(rows)
     others = table.drop(index=list(NEAR_FEDAVG), level="method", errors="ignore")
+    all_methods = correlations(table).assign(without="")
     correlation = pd.concat(
-        [
-            correlations(table).assign(without=""),
-            correlations(others).assign(without=" ".join(NEAR_FEDAVG)),
-        ]
+        [all_methods, correlations(others).assign(without=" ".join(NEAR_FEDAVG))]
     )
     dependence = changes(rows, table)
-    about = provenance(rounds=ROUNDS, seeds=len(SEEDS), examples=EXAMPLES, preset=PRESET)
-    text = markdown(table, lines)
     table.to_csv(out / "runs.csv", float_format="%.6g")
-    lines.to_csv(out / "statements.csv", index=False, float_format="%.4g")
     correlation.to_csv(out / "correlations.csv", index=False, float_format="%.3f")
     dependence.to_csv(out / "changes.csv", index=False, float_format="%.3f")
-    (out / "flatter.json").write_text(json.dumps(about, indent=1), "utf-8")
-    (out / "flatter.md").write_text(text, "utf-8")
+    (out / "flatter.md").write_text(markdown(table, lines), "utf-8")
+    about = {"rounds": ROUNDS, "seeds": len(SEEDS), "examples": EXAMPLES, "preset": PRESET}
+    print(*write_table(lines, out / "statements", about), sep="\n")
     style.save(draw(table, lines), out / "flatter.png")
-    print(lines[lines["verdict"] != "open"].to_string(index=False))
-    print(correlation.to_string(index=False))
-    print(dependence.to_string(index=False))
-    print(text)
-    print(out / "flatter.md")
+    for frame in (lines[lines["verdict"] != "open"], correlation, dependence):
+        print(frame.to_string(index=False))
 
 
 def main() -> None:
@@ -460,7 +396,7 @@ def main() -> None:
     if args.verb == "write":
         write(with_all_seeds(table_of(args.store, args.out)), args.out)
         return
-    for method, seed in itertools.product(args.only, SEEDS):
+    for method, seed in product(args.only, SEEDS):
         path = args.store / f"{method}-s{seed}"
         if not (path / ROWS).exists():
             train(method, seed, path)

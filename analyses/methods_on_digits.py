@@ -1,11 +1,11 @@
 """Every method at its documented defaults on digits: accuracy, sharpness, forgetting and cost in one table.
 
-    python analyses/methods_on_digits.py [--rounds 20] [--seeds 3] [--only fedavg,fedsol] [--out figures/methods]
+    python analyses/methods_on_digits.py [--only fedavg fedsol] [--out figures/methods]
 
 The ``digits`` preset as it is (20 clients, 10 a round, LDA 0.1, 5 epochs in batches of 20; plain SGD with lr 0.1, gradients
-clipped at 10). It gives methods that distil 200 training examples as public inputs (no client has them) and methods that need
-stages the small residual net; these are compared with FedAvg on it. Runs are kept under ``checkpoints/`` and used
-again. Per method, mean and deviation over the seeds:
+clipped at 10), 20 rounds and three seeds. It gives methods that distil 200 training examples as public inputs (no client has
+them) and methods that need stages the small residual net; these are compared with FedAvg on it. Runs are kept under
+``checkpoints/`` and used again. Per method, mean and deviation over the seeds:
 
 accuracy     of the final global model on the test set (for methods with a personal phase also the clients' mean on test
              sets with their own class mixture)
@@ -19,164 +19,100 @@ uplink       bytes a client sends a round over those of FedAvg
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import statistics
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-from torch.utils.flop_counter import FlopCounterMode
 
 import fldiag
-from fldiag import Config, registry
-from fldiag.results.provenance import provenance
-from fldiag.runs.checkpoint import Checkpoint
-from fldiag.runs.open_problem import open_problem
-from fldiag.runs.run import Run
+from fldiag import registry
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
+from fldiag_papers.costs import operations
+from fldiag_papers.study import write
+
+ROUNDS, SEEDS = 20, 3
+#: Column -> heading, factor and decimal places.
+COLUMNS = {
+    "accuracy": ("accuracy %", 100, 1),
+    "personal": ("personal %", 100, 1),
+    "lambda_1": ("λ1", 1, 2),
+    "forgetting": ("forgetting %", 100, 1),
+    "cost": ("cost", 1, 2),
+    "uplink": ("uplink", 1, 2),
+}
 
 
-def config_for(method: str, rounds: int, seed: int) -> Config:
-    return Config.load(
-        "digits", method__name=method, rounds=rounds, seed=seed, checkpoint__every=rounds
-    )
-
-
-def accuracy(checkpoint: Checkpoint, client: int | None = None) -> float:
-    problem = open_problem(checkpoint, slice="test", client=client)
-    outputs, y = problem.outputs()
-    return float((outputs.argmax(-1) == y).double().mean())
-
-
-def measure(run: Run) -> dict[str, float]:
-    """The numbers of one run."""
-    last = run.checkpoint()
+def measured(run: fldiag.Run) -> dict[str, float]:
+    """The numbers of one run; of one that diverged none but what a client sends."""
+    last = run.metrics.query("scope == 'global'").groupby("metric")["value"].last()
+    row = {"uplink": run.metrics.query("metric == 'uplink'")["value"].iloc[0]}
     if run.status == "diverged":
-        return {"diverged": 1.0}
-    before = accuracy(dataclasses.replace(last, state={**last.state, **received(last)}))
-    after = [accuracy(last, client) for client in last.client_ids]
-    spectrum = fldiag.diagnose(last, "spectrum", k=1)
-    found = {
-        "accuracy": accuracy(last),
-        "lambda_1": float(spectrum[spectrum.metric == "eigenvalue"].value.iloc[0]),
-        "forgetting": before - statistics.fmean(after),
-    }
-    if not run.metrics.query("metric == 'uplink'").value.any():
-        found = {}  # nothing is sent: the global model is the one that training began with
-    personal = run.metrics.query("metric == 'personal_accuracy' and scope == 'global'")
-    return {**found, "personal": float(personal.value.iloc[-1])} if len(personal) else found
-
-
-def received(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The weights that the last round's clients started from, by name."""
-    from fldiag.params import Layout
-
-    names = [n for n in checkpoint.state if n not in checkpoint.buffers]
-    layout = Layout(tuple(names), tuple(checkpoint.state[n].shape for n in names), "")
-    return layout.views(checkpoint.received)
+        return row
+    if row["uplink"]:  # otherwise the global model is the one that training began with
+        spectrum = fldiag.diagnose(run, "spectrum", k=1).groupby("metric")["value"]
+        forgetting = fldiag.diagnose(run, "forgetting", rounds="last", own=False)
+        drop = forgetting.query("metric == 'drop' and moment == 'trained' and scope == 'global'")
+        row["accuracy"] = last["accuracy"]
+        row["lambda_1"] = spectrum.first()["eigenvalue"]
+        row["forgetting"] = drop["value"].iloc[0]
+    return row | ({"personal": last["personal_accuracy"]} if "personal_accuracy" in last else {})
 
 
 @cache
-def operations(method: str, model: str, public: str | None) -> int:
-    """Multiply-adds of the second round (in the first, many methods have nothing to correct yet)."""
-    config = config_for(method, 1, 0).replace(
-        train__stack="off", model__name=model, data__public=public
+def cost(method: str, model: str, public: str | None) -> int:
+    """Operations of the second round: in the first, many methods have nothing to correct yet."""
+    config = fldiag.Config.load(
+        "digits", method__name=method, train__stack="off", model__name=model, data__public=public
     )
-    made = Federation(Setup(config))
-    made.round(partial(map, made.setup.train))
-    with FlopCounterMode(display=False) as counter:
-        made.round(partial(map, made.setup.train))
-    return counter.get_total_flops() // 2
+    return operations(Federation(Setup(config))).total()
 
 
-def row(method: str, rounds: int, seeds: int) -> dict[str, Any]:
-    config = config_for(method, rounds, 0)
-    plain = config.replace(method__name="fedavg")
-    stored = [
-        fldiag.train(c.replace(seed=seed), resume=True)
-        for c in (config, plain)
-        for seed in range(seeds)
-    ]
-    frame = pd.DataFrame([measure(run) for run in stored[:seeds]])
-    line: dict[str, Any] = {
-        "method": method,
-        "model": config.model.name,
-        "public": config.data.public or "",
-    }
-    for key in frame:
-        line[key], line[f"{key}_std"] = (
-            frame[key].mean(),
-            frame[key].std(ddof=1) if seeds > 1 else float("nan"),
-        )
+def row(method: str) -> dict[str, object]:
+    """Mean and deviation of every number, and the ratios to FedAvg's."""
+    config = fldiag.Config.load("digits", method__name=method, rounds=ROUNDS)
+    config = config.replace(checkpoint__every=ROUNDS)
+    runs = [fldiag.train(config.replace(seed=seed), resume=True) for seed in range(SEEDS)]
+    plain = fldiag.train(config.replace(method__name="fedavg"), resume=True)
+    numbers = pd.DataFrame([measured(run) for run in runs])
     model, public = config.model.name, config.data.public
-    uplink = [
-        run.metrics.query("metric == 'uplink'").value.iloc[0] for run in (stored[0], stored[-1])
-    ]
-    return {
-        **line,
-        "cost": operations(method, model, public) / operations("fedavg", model, public),
-        "uplink": uplink[0] / uplink[1],
-        "seeds": seeds,
-        "rounds": rounds,
-    }
+    mean = numbers.mean()
+    mean["uplink"] /= measured(plain)["uplink"]
+    mean["cost"] = cost(method, model, public) / cost("fedavg", model, public)
+    spread = numbers.drop(columns="uplink").std(ddof=1).add_suffix("_std")
+    return {"method": method, "model": model, "public": public or "", **mean, **spread}
 
 
-def text(frame: pd.DataFrame) -> str:
-    """The table in Markdown."""
+def markdown(table: pd.DataFrame) -> str:
+    """The table as a page has it."""
 
-    def cell(r: Any, key: str, scale: float = 1.0, digits: int = 1) -> str:
-        value, spread = r.get(key), r.get(f"{key}_std")
-        if value is None or pd.isna(value):
-            return "–"
-        return f"{scale * value:.{digits}f}" + (
-            "" if pd.isna(spread) else f" ± {scale * spread:.{digits}f}"
-        )
+    def cell(row: pd.Series, column: str) -> str:
+        _, scale, digits = COLUMNS[column]
+        pair = [row.get(name) for name in (column, f"{column}_std")]
+        values = [f"{scale * value:.{digits}f}" for value in pair if pd.notna(value)]
+        return " ± ".join(values) or "–"
 
-    head = "| method | model | accuracy % | personal % | λ1 | forgetting % | cost | uplink |\n|---|---|---|---|---|---|---|---|\n"
-    return (
-        head
-        + "\n".join(
-            f"| {r['method']}{'' if not r['public'] else ' (public data)'} | {r['model']} | {cell(r, 'accuracy', 100)} | "
-            f"{cell(r, 'personal', 100)} | {cell(r, 'lambda_1', 1, 2)} | {cell(r, 'forgetting', 100)} | {r['cost']:.2f} | "
-            f"{r['uplink']:.2f} |"
-            for r in frame.to_dict("records")
-        )
-        + "\n"
-    )
-
-
-def write(frame: pd.DataFrame, out: Path, rounds: int, seeds: int) -> None:
-    about = provenance(
-        rounds=rounds, seeds=seeds, preset="digits"
-    )  # the commit, before its own files change the tree
-    out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(out / "digits.csv", index=False)
-    (out / "digits.json").write_text(json.dumps(about, indent=1), "utf-8")
-    (out / "digits.md").write_text(text(frame), "utf-8")
+    lines = [["method", "model", *(heading for heading, *_ in COLUMNS.values())]]
+    lines.append(["---"] * len(lines[0]))
+    for _, row in table.iterrows():
+        name = row["method"] + (" (public data)" if row["public"] else "")
+        lines.append([name, row["model"], *(cell(row, column) for column in COLUMNS)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", help="comma-separated methods")
+    parser.add_argument("--only", nargs="+", default=registry.method.names())
     parser.add_argument("--out", type=Path, default=Path("figures/methods"))
     args = parser.parse_args()
-    names = args.only.split(",") if args.only else registry.method.names()
     rows = []
-    for i, name in enumerate(names, start=1):
-        rows.append(row(name, args.rounds, args.seeds))
-        print(
-            f"[{i}/{len(names)}] {name}: "
-            + ", ".join(f"{k} {v:.3g}" for k, v in rows[-1].items() if isinstance(v, float)),
-            flush=True,
-        )
-        write(pd.DataFrame(rows), args.out, args.rounds, args.seeds)
-    print((args.out / "digits.md").read_text("utf-8"))
-    print(args.out / "digits.md")
+    for method in args.only:
+        rows.append(row(method))
+        print(rows[-1], flush=True)
+    table = pd.DataFrame(rows)
+    about = {"rounds": ROUNDS, "seeds": SEEDS, "preset": "digits"}
+    print(*write(table, args.out / "digits", about), sep="\n")
+    (args.out / "digits.md").write_text(markdown(table), "utf-8")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ SCALES = {
             },
             options={
                 **{k: {"samples": 200} for k in ("spectrum", "drift", "forgetting")},
-                "landscape": {"samples": 200, "points": 11},
+                "landscape": {"samples": 200},
                 "matching": {"samples": 100, "k": 1},
             },
         ),
@@ -309,7 +309,6 @@ def make(study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
         "command": f"fldiag figures {study.name} --scale {scale.name}{''.join(over)}",
         "seeds": _seeds(study, scale),
         "runs": sorted(table["run"].dropna().unique()) if {"run", "trained_on"} <= {*table} else [],
-        **provenance(),
     }
     figure = study.draw(table)
     if scale.data and about["runs"]:
@@ -317,8 +316,15 @@ def make(study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
         rounds = f"{table['round'].max():g} rounds, " if "round" in table else ""
         seeds = f"{len(about['seeds'])} seed{'s' * (len(about['seeds']) > 1)}"
         head(figure, f"Reduced: {data}, {rounds}{seeds}")
-    path = out / study.name
-    return [*files.write_table(table, path, about), *style.write(figure, path)]
+    return write(table, out / study.name, about, figure)
+
+
+def write(
+    table: pd.DataFrame, path: Path, about: Mapping[str, Any], figure: Figure | None = None
+) -> list[Path]:
+    """A table as csv, with a json of what it is and by which code, and its picture."""
+    pictures = style.write(figure, path) if figure else []
+    return [*files.write_table(table, path, {**about, **provenance()}), *pictures]
 
 
 def head(figure: Figure, text: str) -> None:

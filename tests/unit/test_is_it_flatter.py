@@ -6,8 +6,6 @@ import pandas as pd
 import pytest
 from helpers import analysis
 
-from fldiag.results.uncertainty import Interval
-
 study = analysis("is_it_flatter")
 
 #: Two-sided 95 % quantile of t with two degrees of freedom.
@@ -33,24 +31,24 @@ def planted():
     return pd.DataFrame(rows)
 
 
+def compared(measure, *pair):
+    line = study.compare(study.final_numbers(planted()), measure, *pair)
+    return [line[key] for key in ("value", "low", "high")], line["verdict"]
+
+
 def test_a_flatter_method_is_below_one_and_a_swap_turns_the_ratio_round():
-    table = study.final_numbers(planted())
     half = T2 * 0.1 / math.sqrt(3)
-    ratio = study.compare(table, "lambda_1", "fedsam", "fedavg")
     ends = [0.5, 0.5 * math.exp(-half), 0.5 * math.exp(half)]
-    assert [ratio.value, ratio.low, ratio.high] == pytest.approx(ends)
-    assert study.columns_of(ratio, "lambda_1")["verdict"] == "lower"
-    swapped = study.compare(table, "lambda_1", "fedavg", "fedsam")
-    assert [swapped.value, swapped.low, swapped.high] == pytest.approx(
-        [2, 1 / ends[2], 1 / ends[1]]
-    )
-    assert study.columns_of(swapped, "lambda_1")["verdict"] == "higher"
+    assert compared("lambda_1", "fedsam", "fedavg") == (pytest.approx(ends), "lower")
+    swapped = [2, 1 / ends[2], 1 / ends[1]]
+    assert compared("lambda_1", "fedavg", "fedsam") == (pytest.approx(swapped), "higher")
 
 
-def test_accuracies_are_subtracted():
-    loss = study.compare(study.final_numbers(planted()), "accuracy", "fedsam", "fedavg")
+def test_accuracies_are_subtracted_and_an_interval_that_holds_0_is_open():
     half = T2 * 0.01 / math.sqrt(3)
-    assert [loss.value, loss.low, loss.high] == pytest.approx([-0.03, -0.03 - half, -0.03 + half])
+    ends = [-0.03, -0.03 - half, -0.03 + half]
+    assert compared("accuracy", "fedsam", "fedavg") == (pytest.approx(ends), "lower")
+    assert study.interval([-0.1, 0.1, 0.2])["verdict"] == "open"
 
 
 def test_numbers_of_clients_and_of_earlier_rounds_are_no_part_of_the_final_models():
@@ -61,7 +59,7 @@ def test_numbers_of_clients_and_of_earlier_rounds_are_no_part_of_the_final_model
 
 def test_at_equal_loss_the_logarithm_is_interpolated_between_rounds_of_fedavg():
     ratio = study.at_equal_loss(planted(), "lambda_1", "fedsam")  # at 1.7 FedAvg has sqrt(20 * 40)
-    assert ratio.value == pytest.approx(20 / math.sqrt(800))
+    assert ratio["value"] == pytest.approx(20 / math.sqrt(800))
     outside = planted()
     outside.loc[(outside["method"] == "fedsam") & (outside["measure"] == "loss"), "value"] = 1.5
     assert study.at_equal_loss(outside, "lambda_1", "fedsam") is None
@@ -79,44 +77,3 @@ def test_only_neighbouring_rounds_are_interpolated(loss, log):
     losses = pd.Series([2.0, 1.8, 1.6, 1.8])
     crossing = study.latest_crossing(losses, pd.Series([1.0, 2, 3, 4]), loss)
     assert crossing == (log and pytest.approx(log))
-
-
-@pytest.mark.parametrize(
-    ("interval", "neutral", "verdict"),
-    [
-        (Interval(0.9, 0.8, 0.99), 1, "lower"),
-        (Interval(0.9, 0.7, 1.1), 1, "open"),
-        (Interval(0.2, 0.1, 0.3), 0, "higher"),
-        (Interval(0.2), 0, "open"),
-    ],
-)
-def test_a_verdict_needs_the_whole_interval_on_one_side(interval, neutral, verdict):
-    assert study.verdict(interval, neutral) == verdict
-
-
-def test_rank_correlation_with_accuracy_has_its_sign():
-    table = pd.DataFrame(
-        [
-            {
-                "method": m,
-                "seed": s,
-                **dict.fromkeys(study.MEASURES, float(i)),
-                "accuracy": -float(i),
-            }
-            for i, m in enumerate("abcd")
-            for s in study.SEEDS
-        ]
-    ).set_index(["method", "seed"])
-    correlation = study.correlations(table).set_index(["measure", "outcome"])["value"]
-    assert correlation["lambda_1", "accuracy"] == pytest.approx(-1)
-    assert correlation["lambda_1", "loss"] == pytest.approx(1)
-    assert ("accuracy", "accuracy") not in correlation.index
-
-
-def test_numbers_of_the_store_are_written_and_read_again(tmp_path):
-    (tmp_path / "fedavg-s0").mkdir()
-    planted().to_csv(tmp_path / "fedavg-s0" / study.ROWS, index=False)
-    table = study.table_of(tmp_path, tmp_path)
-    again = study.table_of(tmp_path / "empty", tmp_path)
-    pd.testing.assert_frame_equal(table, again)
-    assert len(table) == len(planted())

@@ -58,9 +58,9 @@ def iris(
 
 def _play(name: str, options: dict[str, Any], out: Path | None, json: bool, debug: bool) -> None:
     with errors(debug):
-        from fldiag.plotting import style
-        from fldiag.results import files
-        from fldiag.results.provenance import digest, provenance
+        from fldiag.results.provenance import digest
+
+        from ..study import write
 
         game, console = import_module(f".{name}", __package__), Console(json)
         with console.progress(name) as bar:
@@ -68,7 +68,4 @@ def _play(name: str, options: dict[str, Any], out: Path | None, json: bool, debu
         rows = game.summary(table)
         console.table(rows.to_dict("records"), {column: column for column in rows})
         path = (out or Path("fldiag-out")) / f"toy-{name}-{digest(options)[:8]}"
-        about = {**provenance(), **options}
-        console.done(
-            *files.write_table(table, path, about, 12), *style.write(game.draw(table), path)
-        )
+        console.done(*write(table, path, options, game.draw(table)))
