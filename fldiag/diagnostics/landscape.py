@@ -358,13 +358,18 @@ def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, sca
     ax.plot(*way.T, color="white", linewidth=1)
     sides = ("start", "bottom"), ("end", "top")
     for place, (text, va) in zip(way[[0, -1]] if len(way) else (), sides, strict=False):
-        shift = {"textcoords": "offset points", "xytext": (4, 0), "va": va}
+        shift: dict[str, Any] = {
+            "textcoords": "offset points",
+            "xytext": (0, 4 if va == "bottom" else -4),
+            "va": va,
+        }
+        shift["ha"] = "right" if place[0] > 0 else "left"
         ax.annotate(text, place, color="white", fontsize=6.5, **shift)
     dots = np.concatenate([way, models])
     ax.plot(*dots.T, "o", color="white", markeredgecolor="black", markersize=3)
     for colour, width in (("black", 2.6), ("white", 1.1)):
         ax.plot(0, 0, "+", color=colour, markersize=8, markeredgewidth=width)
-    ax.locator_params(nbins=4, prune="upper")
+    ax.locator_params(nbins=4, prune="both")
     ax.spines[:].set_visible(True)
     return filled
 
@@ -375,7 +380,9 @@ def page(frame: pd.DataFrame) -> Section:
     scale, names = Scale(grids), [*map(literal, names_of(frame)), "loss"]
     ticks = scale.ticks()
     marks = {"tickvals": ticks, "ticktext": [scale.label(t) for t in ticks]}
-    scene = {f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)}
+    scene: dict[str, Any] = {
+        f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)
+    }
     scene["zaxis"] |= {"range": [scale.low, scale.high], **marks}
     layout = {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}
     for grid, fine, z in zip(grids, scale.axes, scale.heights, strict=True):

@@ -95,7 +95,7 @@ def as_slice(data: Any) -> Any:
 def _slice_of(data: Any) -> Any:
     if isinstance(data, DataLoader):
         is_whole = type(data.sampler) in (SequentialSampler, RandomSampler) and not data.drop_last
-        if is_whole and len(data.sampler) == len(data.dataset):
+        if is_whole and len(data.sampler) == len(data.dataset):  # type: ignore[arg-type]
             return IndexedSlice(data.dataset, data.collate_fn)
         data = list(data)
     if isinstance(data, IterableDataset):
