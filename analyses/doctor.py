@@ -76,9 +76,9 @@ def by_class(seed: int) -> list[np.ndarray]:
 class Federation:
     """A plain loop of federated averaging with places for a change.
 
-    ``examples`` (f, k, x, y) -> what client k trains on; ``start`` (f, k) -> the state that it trains; ``upload`` (f, k, state) -> what
-    it returns; ``server`` (f, {k: state}) -> the new model; ``report`` (f, model) -> a metric, called ``metric``.
-    ``past``: the received models by round; ``last``: the clients' last states.
+    ``examples`` (f, k, x, y) -> what client k trains on; ``start`` (f, k) -> the state that it trains; ``upload``
+    (f, k, state) -> what it returns; ``server`` (f, {k: state}) -> the new model; ``report`` (f, model) -> a metric, called
+    ``metric``. ``past``: the received models by round; ``last``: the clients' last states.
     """
 
     parts: list[np.ndarray]
@@ -146,7 +146,7 @@ class Federation:
         optimiser = make(model.train().parameters(), rate)
         batches = [b for _ in range(self.epochs) for b in torch.randperm(len(y)).split(self.batch)]
         for batch in batches[: self.steps]:
-            if len(batch) > 1:
+            if len(batch) > (self.build is normed):  # no batch-norm of one example
                 loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
                 optimiser.zero_grad()
                 loss.backward()
@@ -406,27 +406,45 @@ BROKEN: dict[str, tuple[Make, str]] = {
     "reversed_partition": (kind(examples=of_client(lambda k: 9 - k)), "data of another"),
     "two_swapped": (
         kind(examples=of_client(lambda k: {2: 6, 6: 2}.get(k, k))),
-        "client 2 |another",
+        "training of client 2|data of another",
     ),
-    "own_label_maps": (kind(equal, examples=labels(lambda y, k: (y * 7 + k) % 10)), "labels"),
-    "labels_plus_one": (kind(examples=labels(lambda y, k: (y + 1) % 10)), "labels"),
-    "shuffled_at_one": (kind(equal, examples=labels(shuffled, 4)), "client 4"),
+    "own_label_maps": (kind(equal, examples=labels(lambda y, k: (y * 7 + k) % 10)), "other labels"),
+    "labels_plus_one": (kind(examples=labels(lambda y, k: (y + 1) % 10)), "other labels"),
+    "shuffled_at_one": (
+        kind(equal, examples=labels(shuffled, 4)),
+        "(training|updates) of client 4",
+    ),
     "shuffled_skewed": (
         kind(partial(skewed, alpha=1.0), rounds=10, examples=labels(shuffled, 4)),
-        "client 4",
+        "(training|updates) of client 4",
     ),
-    "shuffled_at_all": (kind(examples=labels(shuffled)), "labels"),
-    "flipped_at_one": (kind(equal, examples=labels(lambda y, k: 9 - y, 4)), "client 4"),
-    "transposed_at_one": (kind(equal, examples=inputs(lambda x: x.mT)), "client 4"),
-    "raw_at_one": (kind(equal, examples=inputs(lambda x: 255 * x), rate=0.001), "client 4"),
+    "shuffled_at_all": (kind(examples=labels(shuffled)), "other labels"),
+    "flipped_at_one": (
+        kind(equal, examples=labels(lambda y, k: 9 - y, 4)),
+        "(training|updates) of client 4",
+    ),
+    "transposed_at_one": (
+        kind(equal, examples=inputs(lambda x: x.mT)),
+        "(training|updates) of client 4",
+    ),
+    "raw_at_one": (
+        kind(equal, examples=inputs(lambda x: 255 * x), rate=0.001),
+        "(training|updates) of client 4",
+    ),
     "unnormalised_at_one": (
         kind(
             equal, examples=inputs(lambda x: 16 * (x * digits.std[0] + digits.mean[0])), rate=0.02
         ),
-        "client 4",
+        "(training|updates) of client 4",
     ),
-    "small_at_one": (kind(equal, examples=inputs(lambda x: x / 16)), "client 4"),
-    "negated_at_one": (kind(equal, examples=inputs(lambda x: -x)), "client 4"),
+    "small_at_one": (
+        kind(equal, examples=inputs(lambda x: x / 16)),
+        "(training|updates) of client 4",
+    ),
+    "negated_at_one": (
+        kind(equal, examples=inputs(lambda x: -x)),
+        "(training|updates) of client 4",
+    ),
     "redrawn_equal": (lambda s: redrawn(s, equal), "partition"),
     "redrawn_skewed": (lambda s: redrawn(s, skewed), "partition"),
     "all_on_test": (lambda s: on_test(s, None), "test examples"),
@@ -505,7 +523,7 @@ PLANTED: dict[str, tuple[Make, str]] = {
     ),
     "old_model": (
         fedavg(upload=lambda f, k, s: f.memory.setdefault(k, s) if k == 5 else s),
-        "client 5",
+        "client 5 returned weights",
     ),
     "summed_loss": (fedavg(upload=update(lambda d: 20 * d, 6)), "client 6 are unusually long"),
     "shared_module": (fedavg(upload=lambda f, k, s: f.memory.setdefault(f.t, s)), "each other"),
@@ -513,12 +531,15 @@ PLANTED: dict[str, tuple[Make, str]] = {
         fedavg(draw=lambda rng, t: sorted(rng.choice(9, 5, replace=False)), rounds=25),
         "client 9 is never drawn",
     ),
-    "shuffled_labels": (fedavg(examples=labels(shuffled, 4), sampled=5, rounds=12), "client 4"),
+    "shuffled_labels": (
+        fedavg(examples=labels(shuffled, 4), sampled=5, rounds=12),
+        "(training|updates) of client 4",
+    ),
     "leaked_test": (lambda s: with_rows(s, 3, TEST_X[:40], TEST_Y[:40]), "overlaps"),
     "dead_units": (fedavg(build=dead, rounds=12), "units"),
     "collapsed_head": (
         fedavg(examples=labels(lambda y, k: (y >= 5).long()), rounds=12),
-        "few classes|chance|labels",
+        "chance|other labels",
     ),
     "best_reported": (
         fedavg(

@@ -10,7 +10,6 @@ import pandas as pd
 from fldiag.compare import picture as difference
 from fldiag.diagnostics import connectivity, density, sharpness
 from fldiag.diagnostics.account import picture as account
-from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
@@ -447,26 +446,6 @@ def adapters():
     )
 
 
-def examined(runs):
-    severities = list(doctor.MARKS)
-    return doctor.draw(
-        table(
-            [
-                dict(
-                    run=f"digits-fedavg-s{s}",
-                    metric=f"check{i}",
-                    title=f"a check of the kind number {i}",
-                    stored="1..30",
-                    severity=severities[(i + s) % len(severities)],
-                    rounds="3..5, 9",
-                )
-                for s in range(runs)
-                for i in range(12)
-            ]
-        )
-    )
-
-
 def differing():
     rows = [
         dict(
@@ -545,8 +524,6 @@ KINDS = {
     "connectivity, many": lambda: connected(5),
     "density": densities,
     "adapters": adapters,
-    "doctor": lambda: examined(1),
-    "doctor, many": lambda: examined(5),
     "difference": differing,
     "trajectory": travelled,
 }

@@ -48,7 +48,7 @@ def test_a_recorded_loop_and_two_methods_share_a_federation(recording):
 
     consent = ["--model", "own_loop:net"]
     table = pd.read_csv(last(typed("doctor", recording, *folders, *consent)).with_suffix(".csv"))
-    assert not table["severity"].isin(["fault", "warning"]).any()
+    assert not table["severity"].isin(["fault", "hint"]).any()
     page = last(typed("report", recording, *folders)).read_text("utf-8")
     assert not re.search("different models|different data|divide the data differently", page)
     diff = typed("diff", folders[0], recording, *consent, "--number", "accuracy", "--json")

@@ -154,7 +154,6 @@ def test_drawn_numbers_are_the_tables(name, ending, draw):
 ELSEWHERE = {
     "connectivity": "test_connectivity.py",
     "diagonal": "test_matching.py",
-    "doctor": "test_doctor.py",
     "flatness": "test_flatness.py",
     "geometry": "test_geometry.py",
     "landscape": "test_plotting_landscape.py",

@@ -168,19 +168,6 @@ def test_the_folder_of_a_run_is_a_partition(tmp_path):
         of_file(run.path, 4, data="digits")
 
 
-def test_the_doctor_compares_the_digest(tmp_path):
-    run = rounds.train(of_file(write(tmp_path / "p.json", THREE)), out=tmp_path / "run")
-    healthy = fldiag.diagnose(run, "doctor")
-    assert not (healthy["severity"] == "fault").any()
-    index = Run.open(run.path)
-    index.index["config"]["partition"]["digest"] = "0" * 32
-    index.commit()
-    ill = fldiag.diagnose(Run.open(run.path), "doctor")
-    assert "the partition is not the one that the config names" in " ".join(
-        ill.loc[ill["severity"] == "fault", "what"].astype(str)
-    )
-
-
 def test_it_is_drawn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine.json", {**THREE, "1": [0, 1, 7]})

@@ -100,7 +100,7 @@ def test_every_diagnostic_of_runs_answers(recorded, name):
             fldiag.diagnose(run, name)
         return
     table = fldiag.diagnose(run, name)
-    assert len(table) and fldiag.draw(table) is not None
+    assert len(table) and (name == "doctor" or fldiag.draw(table) is not None)
     judged = table.query("metric == 'loss' and moment == 'aggregated' and scope == 'global'")
     for value in judged.query("slice == 'train'")["value"]:
         assert value == pytest.approx(loss, rel=1e-4)

@@ -50,6 +50,7 @@ class About:
     is_personal: bool = False
     is_cohort: bool = True
     is_diverged: bool = False
+    is_batch_normed: bool = False
     total: int = 0
     sizes: dict[int, int] = field(default_factory=dict)
     unreadable: dict[int, str] = field(default_factory=dict)
@@ -123,7 +124,6 @@ class RoundFacts:
     buffers: Mapping[str, str]
     rounding: float
     is_one_start: bool
-    is_batch_normed: bool
 
     @property
     def is_usable(self) -> bool:
@@ -158,6 +158,7 @@ def read_facts(run: Run, about: About) -> Iterator[RoundFacts]:
         except FldiagError as error:
             about.unreadable[r] = error.what
             continue
+        about.is_batch_normed |= any(n.endswith("running_var") for n in checkpoint.state)
         yield _facts(r, checkpoint, before)
         before = {n: checkpoint.state[n] for n in checkpoint.buffers}
 
@@ -205,7 +206,6 @@ def _facts(r: int, c: Checkpoint, before: Mapping[str, Tensor]) -> RoundFacts:
         buffers={n: text for n, text in wrong.items() if text},
         rounding=30 * eps * float(received.double().norm()),
         is_one_start=c.starts is None,
-        is_batch_normed=any(n.endswith("running_var") for n in c.state),
     )
 
 

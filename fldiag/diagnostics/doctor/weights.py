@@ -141,7 +141,7 @@ def _fit(gram: np.ndarray, rows: list[int]) -> np.ndarray:
     return np.linalg.lstsq(system, gram[rows, -2] / scale, rcond=1e-12)[0] / scale
 
 
-def starts(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:
+def starts(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:  # noqa: C901
     """Clients that do not start from the last aggregate.
 
     What was received is another model. In the first round, half of the received weights are gone from a client's, in the
@@ -251,7 +251,7 @@ def _older(earlier: Sequence[RoundFacts]) -> Iterator[tuple[str, np.ndarray]]:
             yield f"the aggregate {lag - 1} rounds before the last", earlier[-lag].aggregated
 
 
-def updates(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:
+def updates(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:  # noqa: C901
     """Uploads that are equal to the bit: of two clients (a fault), or of one in two rounds; updates that are exactly zero; 8
     times as long as the others', beyond the client's size; or opposed to the others' (mean cosine below -0.7 times theirs)."""
     zero, lengths, opposed, repeats = (defaultdict(list) for _ in range(4))
