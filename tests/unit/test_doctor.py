@@ -217,14 +217,14 @@ def test_strict_fails_on_a_fault_alone(folders):
     assert '"fault": 1' in json.dumps(answer)
     assert "not checked" in json.dumps(answer) and "plain mean" in json.dumps(answer)
     result = typed("doctor", folders["sound"], "--strict", "--out", folders["sound"].parent / "out")
-    assert last(result).name == "doctor.csv" and "0 fault, 0 hint" in result.stdout
+    assert last(result).suffix == ".csv" and "0 fault, 0 hint" in result.stdout
     assert not list((folders["sound"].parent / "out").glob("doctor*.p*"))
 
 
 def test_a_run_of_fldiag_is_healthy_and_a_damaged_round_is_a_fault(tmp_path):
     run = fldiag.train(helpers.config("fedavg", rounds=3, total=4, per_round=2), out=tmp_path / "r")
     table = fldiag.diagnose(run, "doctor")
-    assert set(table["severity"]) == {"healthy"}
+    assert set(table["severity"]) == {"healthy", "not checked"}  # 30 test examples
     (run.path / run.round_file(2)).write_bytes(b"nothing")
     table = fldiag.diagnose(fldiag.load(run.path), "doctor")
     assert table.loc[table["severity"] == "fault", "what"].tolist() == ["round 2 cannot be read"]

@@ -13,7 +13,6 @@ import fldiag
 from fldiag import Config, FldiagError, identity
 from fldiag.config_files import partition_digest, read_partition
 from fldiag.data import partition
-from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.setup import Setup
 

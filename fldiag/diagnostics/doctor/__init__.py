@@ -111,6 +111,7 @@ def _examine(run: Run, options: dict[str, Any], model: Any, data: Any) -> pd.Dat
     facts = list(read_facts(run, about))
     has_clients = any(round.grams for round in facts)
     rows: list[Row] = []
+    check: Callable[..., Iterator[Finding]]
     for check in WEIGHT_CHECKS:
         is_possible = has_clients or check.__name__ == "finite"
         rows += _rows(check, facts, about, "" if is_possible else "no client weights are stored")

@@ -15,6 +15,7 @@ from scipy.stats import binom
 from fldiag.diagnostics.doctor.facts import About, Models
 from fldiag.diagnostics.doctor.findings import Finding, Severity, joined
 from fldiag.diagnostics.doctor.weights import CLIENTS, ROUNDS
+from fldiag.errors import FldiagError
 from fldiag.results.select import only
 
 ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
@@ -45,7 +46,7 @@ def data(models: Models, about: About) -> Iterator[Finding]:
         if binom.sf(count - 1, len(test), usual) < 1e-6:
             evidence = f"{count} of {len(test)} test examples are training examples, byte by byte"
             what = "the test set overlaps the training set"
-            yield Finding("fault", what, evidence, "hold out examples", value=count / len(test))
+            yield Finding("fault", what, evidence, "hold out examples")
     usual = max(float(np.median([1 - len(np.unique(c)) / len(c) for c in contents.values()])), 1e-3)
     for k, c in contents.items():
         count = len(c) - len(np.unique(c))
@@ -65,7 +66,7 @@ def data(models: Models, about: About) -> Iterator[Finding]:
 
 def _rows(x: object) -> list[bytes]:
     """The bytes of every example."""
-    rows = x.cpu().contiguous().numpy()  # type: ignore[attr-defined]
+    rows = x.cpu().numpy()  # type: ignore[attr-defined]
     return [row.tobytes() for row in rows]
 
 
@@ -113,10 +114,12 @@ def own_data(models: Models, about: About) -> Iterator[Finding]:
 
 def test_data(models: Models, about: About) -> Iterator[Finding]:
     """Clients that train on test examples: their models fit these better than their own of the same classes, compared with the
-    other clients', by 2 standard errors in the median of at least three rounds; or the last global model does so."""
+    other clients', by 2.5 standard errors in the median of at least three rounds; or the last global model does so, by 2."""
     pool, scores = models.history.pool, defaultdict(list)
     if pool.split != "test" or models.history.dataset.regression or not models.loss:
         return
+    if pool.test.stop < 100:
+        raise FldiagError("there are fewer than 100 test examples")
     remedy = "look which examples the clients' loaders read"
     z = _difference(-models.loss[max(models.loss)], models.labels, pool.test, pool.clients)
     if z > 2:
@@ -130,7 +133,7 @@ def test_data(models: Models, about: About) -> Iterator[Finding]:
             scores[i].append(_difference(advantage, models.labels, pool.test, part))
     for i, values in scores.items():
         z = float(np.median(values))
-        if len(values) >= ROUNDS and z > 2:
+        if len(values) >= ROUNDS and z > 2.5:
             what = f"client {i} seems to train on test examples"
             evidence = f"it fits them better than its own, compared with the others; z = {z:.1f}"
             yield Finding("hint", what, evidence, remedy, (), i, None, z)

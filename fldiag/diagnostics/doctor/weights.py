@@ -33,7 +33,7 @@ def finite(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:
             who = f"the trained weights of client {joined(clients)} are not finite"
         evidence = f"first in round {first.round}, {next(iter(first.infinite.values()))}"
         remedy = "lower the learning rate, clip gradients, look at the data and the server's step"
-        yield Finding("fault", who, evidence, remedy, [first.round], *clients[:1])
+        yield Finding("fault", who, evidence, remedy, [first.round])
     elif about.is_diverged:
         remedy = "lower the learning rate, or clip gradients"
         yield Finding("fault", "the run diverged", "its status says so", remedy)
@@ -82,7 +82,7 @@ def _judge(facts: RoundFacts, about: About) -> tuple[Severity, str, str]:
     odd = [
         n
         for n, g in facts.grams.items()
-        if _residual(g, p) > NOISE and _residual(g, p) ** 2 * g[k, k] > (RESIDUAL * length) ** 2
+        if _rest(g, p) > max(NOISE * np.sqrt(g[k, k]), RESIDUAL * length)
     ]
     if 0 < 2 * len(odd) <= len(facts.grams):
         what = "" if about.is_personal else f"some tensors are not {mean} of the clients"
@@ -110,7 +110,7 @@ def _judge(facts: RoundFacts, about: About) -> tuple[Severity, str, str]:
         return "hint", what, f"{left[name]:.1%} of the step is a rest: noise, rounding, compression"
     c = _fit(gram, [*range(k), k + 1])
     x = np.append(c[:k], [-1.0, c[k]])
-    if float(np.sqrt(max(x @ gram @ x, 0.0))) <= limit * length:
+    if np.sqrt(max(x @ gram @ x, 0.0)) <= limit * length:
         what = "the clients' weights in the aggregate do not sum to 1"
         return severity, what, f"they sum to {1 + c[k]:.4g}"
     evidence = f"{_residual(gram, _fit(gram, [*range(k)])):.1%} of the step is no weighted mean"
@@ -128,10 +128,14 @@ def _left(facts: RoundFacts, about: About) -> dict[str, float]:
 
 def _residual(gram: np.ndarray, weights: np.ndarray) -> float:
     """The share of the server's step that these weights of the clients' updates leave over."""
-    k, x = len(weights), np.append(weights, [-1.0, 0.0])
-    if gram[k, k] <= 0:
-        return 0.0 if weights @ gram[:k, :k] @ weights <= 0 else np.inf
-    return float(np.sqrt(max(x @ gram @ x, 0.0) / gram[k, k]))
+    rest, length = _rest(gram, weights), float(np.sqrt(gram[-2, -2]))
+    return rest / length if length else np.inf if rest else 0.0
+
+
+def _rest(gram: np.ndarray, weights: np.ndarray) -> float:
+    """The length of what these weights leave over."""
+    x = np.append(weights, [-1.0, 0.0])
+    return float(np.sqrt(max(x @ gram @ x, 0.0)))
 
 
 def _fit(gram: np.ndarray, rows: list[int]) -> np.ndarray:
@@ -159,8 +163,8 @@ def starts(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:  # 
         facts.round
         for before, facts in pairwise(rounds)
         if facts.round == before.round + 1
-        and np.linalg.norm(facts.received - before.aggregated)
-        > max(facts.rounding, 1e-5 * np.linalg.norm(facts.received))
+        and float(np.linalg.norm(facts.received - before.aggregated))
+        > max(facts.rounding, 1e-5 * float(np.linalg.norm(facts.received)))
     ]
     if wrong and about.rule != "other":
         severity: Severity = "fault" if about.rule == "mean" else "hint"
@@ -207,13 +211,12 @@ def starts(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:  # 
             return
     groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for layer, clients in own.items():
-        medians = {i: np.median(v, axis=0) for i, v in clients.items() if len(v) >= 2}
+        medians = {i: np.median(v, axis=0) for i, v in clients.items() if len(v) >= ROUNDS}
         if len(medians) >= CLIENTS:
             vote, way = np.median(list(medians.values()), axis=0)
             least = max(0.75, vote + 0.24)
             alone = [i for i, (v, a) in medians.items() if v >= least and abs(a) <= 0.15]
-            who = [*medians] if vote >= 0.8 and way < 0 else alone
-            groups[tuple(who)].append(layer)
+            groups[tuple(medians if vote >= 0.8 and way < 0 else alone)].append(layer)
     for who, layers in groups.items():
         if who:
             what = f"client {joined(who)} starts with its own last {joined(layers, 3)}"
@@ -254,7 +257,10 @@ def _older(earlier: Sequence[RoundFacts]) -> Iterator[tuple[str, np.ndarray]]:
 def updates(rounds: Sequence[RoundFacts], about: About) -> Iterator[Finding]:  # noqa: C901
     """Uploads that are equal to the bit: of two clients (a fault), or of one in two rounds; updates that are exactly zero; 8
     times as long as the others', beyond the client's size; or opposed to the others' (mean cosine below -0.7 times theirs)."""
-    zero, lengths, opposed, repeats = (defaultdict(list) for _ in range(4))
+    zero: dict[int, list[int]] = defaultdict(list)
+    repeats: dict[int, list[int]] = defaultdict(list)
+    lengths: dict[int, list[float]] = defaultdict(list)
+    opposed: dict[int, list[tuple[float, float]]] = defaultdict(list)
     copies: dict[tuple[int, ...], list[int]] = defaultdict(list)
     sent: dict[tuple[int, str], int] = {}
     for facts in _usable(rounds):
