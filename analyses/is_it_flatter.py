@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from scipy import stats
 from torch import nn
@@ -34,6 +35,7 @@ import fldiag
 from fldiag import Config, Problem
 from fldiag.curvature.lanczos import lanczos
 from fldiag.plotting import style, words
+from fldiag.problem.diagonal import diagonal
 from fldiag.results.provenance import provenance
 from fldiag.results.select import WHOLE, number
 from fldiag.results.uncertainty import Interval, paired_t
@@ -150,13 +152,20 @@ def row_of(frame: pd.DataFrame, metric: str, name: str = "", **where: Any) -> di
     return {"measure": name or metric, "value": value, "stderr": stderr}
 
 
+def part_of(problem: Problem, examples: torch.Tensor) -> Problem:
+    """The same loss at the same weights on some examples."""
+    x, y = problem.data.batch(0, problem.n)
+    data = x[examples], y[examples]
+    return Problem(problem.module, problem.user_loss, data, problem.w, problem.buffers)
+
+
 def global_rows(problem: Problem) -> Iterator[dict[str, Any]]:
     """Numbers of one model. The error of lambda_1, with its eigenvector held fixed, and that of the trace are over the parts."""
     pairs = lanczos(problem.hessian(), problem.layout.size, 5)
-    parts = [problem.on(range(i, EXAMPLES, PARTS), f"part {i}") for i in range(PARTS)]
+    parts = [part_of(problem, torch.arange(i, EXAMPLES, PARTS)) for i in range(PARTS)]
     vector = pairs.vectors[0]
     quotients = [float(vector @ part.hvp(vector)) for part in parts]
-    traces = [number(fldiag.diagnose(part, "trace"), "trace", layer=None) for part in parts]
+    traces = [diagonal(part).trace()[0] for part in parts]
     for name, values in (("lambda_1", quotients), ("trace", traces)):
         yield {"measure": name, "value": np.mean(values), "stderr": stats.sem(values)}
     yield {"measure": "lambda_ratio", "value": float(pairs.values[0] / pairs.values[4])}

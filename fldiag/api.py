@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pandas as pd
 
-from fldiag import known, registry
+from fldiag import names, registry
 from fldiag.compare import compare, picture
 from fldiag.compare.compare import Checked
 from fldiag.compare.reading import Reader
@@ -289,7 +289,7 @@ def catalogue(kind: str) -> dict[str, str]:
     >>> "fedsol" in fldiag.catalogue("methods")
     True
     """
-    return known.names(kind)
+    return names.of(kind)
 
 
 def _show_figures() -> None:

@@ -60,7 +60,7 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
         raise FldiagError(
             f"the targets are taken as class numbers, and the model has {outputs.shape[-1]} outputs: {error}",
             f"labels must lie in 0..{outputs.shape[-1] - 1}; of counts, times or ranks ask spectrum, landscape or "
-            "connectivity, with the loss that they were trained with: --loss pkg.mod:function",
+            "paths, with the loss that they were trained with: --loss pkg.mod:function",
         ) from None
 
 
@@ -123,6 +123,12 @@ def model_loss(outputs: Any, batch: Any) -> Tensor:
 def multi_label(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Binary cross entropy of logits [..., C] and labels 0 or 1 of every class [..., C]."""
     return F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction=reduction)
+
+
+def name_of(loss: Callable[..., Any]) -> str:
+    """What a loss is called."""
+    names = {function: name for name, function in BY_NAME.items()}
+    return names.get(loss, getattr(loss, "__name__", type(loss).__name__)).replace("_", " ")
 
 
 #: What a diagnostic can be told to take: functions (outputs, y) -> the mean over the examples.

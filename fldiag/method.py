@@ -228,7 +228,7 @@ class Method:
                 raise FldiagError(
                     f"{type(part).__name__} needs {missing[0]!r}, which no other part of the method sends, uploads "
                     "or keeps for it",
-                    f"compose it with {_providers(missing[0])}",
+                    f"compose it with a part that has {missing[0]!r} in sent, uploaded or provides",
                 )
 
     def __repr__(self) -> str:
@@ -292,8 +292,7 @@ def build(name: str, options: Mapping[str, Any], allow_code: Collection[str] = (
         return registry.method.get(name).build(**options)  # type: ignore[no-any-return]
     entry = own_entry(name, allow_code)
     try:
-        with user_code.importable():
-            composition = entry.build(**entry.validate(dict(options)))
+        composition = entry.build(**entry.validate(dict(options)))
     except FldiagError:
         raise
     except Exception as error:  # whatever a user's function does
@@ -311,32 +310,16 @@ def build(name: str, options: Mapping[str, Any], allow_code: Collection[str] = (
 
 def own_entry(name: str, allow_code: Collection[str]) -> registry.Entry:
     """A user's function ``pkg.mod:function`` as the entry of a method: with what it was registered with, if it was."""
-    function = user_code.load(name, "method", allow_code)
+    function = user_code.load_user(name, allow_code, "method")
     if not inspect.isfunction(function):
         raise FldiagError(
             f"method {name!r} is a {type(function).__name__}",
             "name a function that returns a fldiag.Method",
             usage=True,
         )
-    entries = (e for e in registry.method.registered() if e.build is function)
+    entries = (e for e in registry.method.entries.values() if e.build is function)
     entry = next(entries, None)
     return registry.Entry("method", name, function, meta={} if entry is None else entry.meta)
-
-
-def _providers(name: str) -> str:
-    """The parts that say for all their instances that they provide ``name``, as the end of a sentence."""
-    families: list[type[Part]] = [Part]
-    for family in families:  # grows on the way, down to the last descendant
-        families += family.__subclasses__()
-    provided = {
-        p.__name__: [vars(p).get(key) for key in ("sent", "uploaded", "provides")] for p in families
-    }
-    providers = sorted(
-        p
-        for p, lists in provided.items()
-        if any(isinstance(names, tuple) and name in names for names in lists)
-    )
-    return " or ".join(providers) or f"a part that has {name!r} in sent, uploaded or provides"
 
 
 def method(
@@ -348,7 +331,6 @@ def method(
     model: tuple[str, ...] = (),
     needs: tuple[registry.Need, ...] = (),
     version: int = 1,
-    unchanged: dict[str, Any] | None = None,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a method: the decorated function's signature is its hyper-parameter schema.
 
@@ -356,9 +338,8 @@ def method(
     conformance tests hold every registered method to it. ``source`` is the paper and equation. ``model`` names
     hyper-parameters that are options of the model: they are set there too. ``needs`` says what it cannot train without at its
     defaults: "public" inputs, a model with "stages"; a preset may provide it. ``version`` counts the formulas: raise it
-    when the same hyper-parameters come to mean another training, and say in the description what changed; runs of
-    different versions have different hashes, and a run is not resumed by another version. ``unchanged``: config keys with
-    which all versions train alike, so that those runs stay what they are.
+    when the same hyper-parameters come to mean another training, and say in the description what changed; a run is
+    not resumed by another version.
     """
     return registry.method(
         name,
@@ -368,5 +349,4 @@ def method(
         model=model,
         needs=needs,
         version=version,
-        unchanged=unchanged or {},
     )

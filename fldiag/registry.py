@@ -1,31 +1,33 @@
 """Names -> things: methods, models, data sets and diagnostics, built in or from a user's own package.
 
-A registered function's signature is its schema: keyword parameters with type annotations and defaults
-become a validated, frozen pydantic model (``Entry.options``), so config files, ``fldiag explain`` and
-tables derive from one place. Another package adds entries through entry points in the groups
-``fldiag.methods``, ``fldiag.models``, ``fldiag.datasets`` and ``fldiag.diagnostics``.
+A registered function's signature is its schema: keyword parameters with type annotations and defaults become a validated, frozen
+pydantic model (``Entry.options``), so config files, ``fldiag explain`` and the command line derive from one place. Another
+package adds entries through entry points in the groups ``fldiag.methods``, ``fldiag.models``, ``fldiag.datasets`` and
+``fldiag.diagnostics``. ``table`` makes the table of a diagnostic.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.metadata
 import importlib.util
 import inspect
-import os
 import pkgutil
 import types
 import typing
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pydantic
 
-from fldiag import plugins
-from fldiag.errors import FldiagError, nearest, unknown
+from fldiag.errors import FldiagError, error_text, nearest, unknown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: What is told of long work: done, total, what.
 Progress = Callable[[int, int, str], None]
@@ -50,6 +52,7 @@ class Entry:
 
     @property
     def headline(self) -> str:
+        """The first line of ``doc``."""
         return self.doc.split("\n", 1)[0]
 
     @cached_property
@@ -97,48 +100,21 @@ def parse(schema: type[Model], values: Mapping[str, Any], subject: str) -> Model
     try:
         return schema(**values)
     except pydantic.ValidationError as error:
-        raise explain(error, subject, schema) from None
+        raise explain(error, subject, schema.model_fields) from None
 
 
-def explain(
-    error: pydantic.ValidationError, subject: str, schema: type[pydantic.BaseModel]
-) -> FldiagError:
-    """The first complaint of a validation error as one sentence with a remedy."""
+def explain(error: pydantic.ValidationError, subject: str, keys: Iterable[str]) -> FldiagError:
+    """The first complaint of a validation error as one sentence. ``keys``: all that there are, of which the nearest is named."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        model: Any = schema
-        for part in first["loc"][:-1]:
-            model = model.model_fields[part].annotation
-        valid_keys, last = [*model.model_fields], str(first["loc"][-1])
-        dotted = {
-            f"{section}.{name}": name
-            for section, f in schema.model_fields.items()
-            for name in getattr(f.annotation, "model_fields", {})
-        }
-        in_sections = [name for name, inner in dotted.items() if inner == last]
-        if model is schema:
-            valid_keys += dotted
-        elif dotted:  # a section of the config: its keys as one types them
-            valid_keys = [name for name in dotted if name.startswith(f"{first['loc'][0]}.")]
-        remedy = nearest(key, valid_keys) if valid_keys else "it has no options"
-        remedy = f"did you mean {in_sections[0]!r}?" if in_sections else remedy
-        remedy += "; fldiag explain settings lists them" if dotted else ""
+        in_section = [k for k in keys if k.endswith(f".{key}")]
+        remedy = f"did you mean {in_section[0]!r}?" if in_section else nearest(key, keys)
         return FldiagError(f"{subject}: unknown key {key!r}", remedy, usage=True)
-    if first["type"] == "value_error":  # raised by a validator of ours: "what; remedy"
-        problem, _, remedy = str(first["ctx"]["error"]).partition("; ")
-        return FldiagError(f"{subject}: {key + ': ' if key else ''}{problem}", remedy, usage=True)
-    message = first["msg"][0].lower() + first["msg"][1:]
-    if first["type"] == "model_type" and key in schema.model_fields:  # method = "fedprox"
-        keys = getattr(schema.model_fields[key].annotation, "model_fields", {})
-        main_key = next((name for name in ("name", "kind") if name in keys), None)
-        example = (
-            f"did you mean {key}.{main_key}?" if main_key else f"such as {key}.{next(iter(keys))}"
-        )
-        message = f"{key} is a section, whose keys are set one by one: {example}"
-    return FldiagError(
-        f"{subject}: {key} = {first.get('input')!r} is not valid", message, usage=True
-    )
+    if first["type"] == "value_error":  # a sentence of a validator of ours
+        return FldiagError(f"{subject}: {key}: {first['ctx']['error']}", usage=True)
+    what = f"{subject}: {key} = {first['input']!r} is not valid"
+    return FldiagError(what, first["msg"][0].lower() + first["msg"][1:], usage=True)
 
 
 @dataclass(frozen=True)
@@ -251,8 +227,8 @@ E = TypeVar("E", bound=Entry)
 class Registry(Generic[E]):
     """The entries of one kind: those of fldiag's own packages, and those of other packages, by their entry points.
 
-    ``get`` imports the one entry asked for, if its file has its name or another package brings it; ``names`` imports all of
-    them. One of another package that cannot be imported stops nothing but itself.
+    ``get`` imports the one entry asked for, if its file has its name or another package brings it. One of another package that
+    cannot be imported stops nothing but itself.
 
     >>> from fldiag import registry
     >>> registry.method.get("fedavg").headline
@@ -260,19 +236,11 @@ class Registry(Generic[E]):
     """
 
     def __init__(
-        self,
-        kind: str,
-        packages: str | tuple[str, ...],
-        *,
-        arguments: tuple[str, ...] = (),
-        entry: Callable[..., E],
+        self, kind: str, *packages: str, arguments: tuple[str, ...] = (), entry: Callable[..., E]
     ):
-        self.kind, self.arguments = kind, arguments
-        self.packages = (packages,) if isinstance(packages, str) else packages
-        self._entry = entry
-        self._entries: dict[str, E] = {}
-        self._discovered = False
-        self._loaded: dict[EntryPoint, FldiagError | None] = {}
+        self.kind, self.packages, self.arguments, self._entry = kind, packages, arguments, entry
+        self.entries: dict[str, E] = {}  # what is imported so far
+        self._is_complete = False
 
     def __call__(
         self, name: str, **meta: Any
@@ -288,107 +256,62 @@ class Registry(Generic[E]):
         """
 
         def register(build: Callable[..., Any]) -> Callable[..., Any]:
-            if name in self._entries and self._entries[name].build.__module__ != build.__module__:
-                raise FldiagError(
-                    f"{self.kind} {name!r} is registered twice", "choose another name"
-                )
-            self._entries[name] = self._entry(self.kind, name, build, self.arguments, **meta)
+            if name in self.entries and self.entries[name].build.__module__ != build.__module__:
+                raise FldiagError(f"{self.kind} {name!r} is registered twice")
+            self.entries[name] = self._entry(self.kind, name, build, self.arguments, **meta)
             return build
 
         return register
 
-    def add_own(self, name: str, build: Callable[..., Any]) -> E:
+    def own(self, name: str, build: Callable[..., Any]) -> E:
         """The entry of a function that the user named ``pkg.mod:function``; it may be decorated, as in a package."""
-        if name not in self._entries:
-            entry = next((e for e in self._entries.values() if e.build is build), None)
-            if entry is None:
-                entry = self._entry(self.kind, name, build, self.arguments)
-            self._entries[name] = dataclasses.replace(entry, name=name)
-        return self._entries[name]
+        if name not in self.entries:
+            entry = next((e for e in self.entries.values() if e.build is build), None)
+            entry = entry or self._entry(self.kind, name, build, self.arguments)
+            self.entries[name] = dataclasses.replace(entry, name=name)
+        return self.entries[name]
 
-    def _discover(self) -> None:
-        if self._discovered:
-            return
-        for name in self.packages:
-            package = importlib.import_module(name)
-            for module in pkgutil.iter_modules(package.__path__):
-                importlib.import_module(f"{name}.{module.name}")
-        self._discovered = True
-
-    def _import(self, name: str) -> None:
-        """Import the file of fldiag's own that has the entry's name, if there is one; else all of them."""
-        if self._discovered or name in self._entries:
-            return
-        file = str(name).replace("-", "_")
-        for package in self.packages if file.isidentifier() else ():
-            if importlib.util.find_spec(f"{package}.{file}"):
-                importlib.import_module(f"{package}.{file}")
-                break
-        if name not in self._entries:
-            self._discover()
-
-    def plugins(self) -> list[EntryPoint]:
-        """What other packages bring, by their entry points' names; nothing is imported."""
-        return plugins.entry_points(f"fldiag.{self.kind.replace(' ', '')}s")
-
-    def _load(self, point: EntryPoint) -> FldiagError | None:
-        """Import what another package brings, once. Returns what is wrong with it; nothing of it is then registered."""
-        if point not in self._loaded:
-            before, error = dict(self._entries), None
-            try:
-                point.load()
-                if point.name not in self._entries:
-                    raise FldiagError(f"{point.value} registers no {self.kind} of that name")
-            except (Exception, SystemExit) as cause:  # somebody else's module can raise anything
-                self._entries = before
-                error = plugins.unusable(point, self.kind, cause)
-            self._loaded[point] = error
-        return self._loaded[point]
-
-    def _usable(self, point: EntryPoint) -> bool:
-        """Warns where it is not; Python shows the same warning once."""
-        if error := self._load(point):
-            warnings.warn(str(error), stacklevel=1)
-        return error is None
+    def plugins(self) -> dict[str, EntryPoint]:
+        """What other packages bring, by name; nothing is imported."""
+        return entry_points(f"fldiag.{self.kind}s")
 
     def names(self) -> list[str]:
-        """All that can be used, sorted. Warns of what another package brings and cannot be imported."""
-        self._discover()
-        for point in self.plugins():
-            self._usable(point)
-        return sorted(self._entries)
-
-    def registered(self) -> list[E]:
-        """What is registered so far; nothing is imported."""
-        return list(self._entries.values())
+        """All there are, sorted; those of other packages are not imported."""
+        self._import_all()
+        return sorted({*self.entries, *self.plugins()})
 
     def get(self, name: str) -> E:
         """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
         self._import(name)
-        points = self.plugins() if name not in self._entries else []
-        for point in points:
-            if point.name == name and (error := self._load(point)):
-                raise error
-        if name not in self._entries:
-            error = unknown(self.kind, name, {*self._entries, *(point.name for point in points)})
-            if suggestion := self._suggest_user_code(name):
-                listing = f"fldiag list {self.kind.replace(' ', '')}s names the others"
-                error = FldiagError(error.what, f"{suggestion}; {listing}", usage=True)
-            raise error
-        return self._entries[name]
-
-    def _suggest_user_code(self, name: str) -> str:
-        """How code of the user's own is named, where ``name`` seems to mean some: ``mod:function``, or a file here."""
-        module = str(name).partition(":")[0].removesuffix(".py")
-        if ":" not in str(name) and not os.path.isfile(f"{module}.py"):
-            return ""
-        return f"your own: {'fldiag diagnose ' * (self.kind == 'diagnostic')}{module}:FUNCTION"
+        if name not in self.entries and name in self.plugins():
+            point = self.plugins()[name]
+            load_entry_point(point, self.kind)
+            if name not in self.entries:
+                cause = FldiagError(f"{point.value} registers no {self.kind} of that name")
+                raise unusable(point, self.kind, cause)
+        if name not in self.entries:
+            raise unknown(self.kind, name, self.names())
+        return self.entries[name]
 
     def __contains__(self, name: str) -> bool:
         self._import(name)
-        return name in self._entries or any(
-            point.name == name and self._usable(point) for point in self.plugins()
-        )
+        return name in self.entries or name in self.plugins()
+
+    def _import(self, name: str) -> None:
+        """Import the file of fldiag's own that has the entry's name, if there is one; else all of them."""
+        file = str(name).replace("-", "_")
+        for package in self.packages if file.isidentifier() and name not in self.entries else ():
+            if importlib.util.find_spec(f"{package}.{file}"):
+                importlib.import_module(f"{package}.{file}")
+        if name not in self.entries:
+            self._import_all()
+
+    def _import_all(self) -> None:
+        for name in () if self._is_complete else self.packages:
+            package = importlib.import_module(name)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{name}.{module.name}")
+        self._is_complete = True
 
 
 def _plain(
@@ -402,14 +325,61 @@ model = Registry("model", "fldiag.models", arguments=("shape", "classes"), entry
 dataset = Registry(
     "dataset", "fldiag.data", arguments=("root", "download", "progress", "reading"), entry=_plain
 )
-diagnostic = Registry(
-    "diagnostic", ("fldiag.diagnostics", "fldiag.training.diagnostics"), entry=Diagnostic
-)
+diagnostic = Registry("diagnostic", "fldiag.diagnostics", entry=Diagnostic)
 
 
 def diagnostics() -> list[Diagnostic]:
-    """All that can be used, in the order of a report's sections: alarms, numbers of the first table, weights before runs."""
+    """All there are, in the order of a report's sections: alarms, numbers of the first table, weights before runs."""
     return sorted(
         (diagnostic.get(name) for name in diagnostic.names()),
         key=lambda e: (e.alarms is None, not e.numbers, e.on != "problem", e.name),
     )
+
+
+# -- what other packages bring
+
+
+def entry_points(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group, by name; nothing is imported."""
+    return {point.name: point for point in sorted(importlib.metadata.entry_points(group=group))}
+
+
+def package(point: EntryPoint) -> str:
+    """The name of the package that brings it."""
+    return point.dist.name if point.dist else point.value
+
+
+def load_entry_point(point: EntryPoint, kind: str) -> Any:
+    """What an entry point names. Raises FldiagError, whatever its import raised."""
+    try:
+        return point.load()
+    except (Exception, SystemExit) as cause:  # somebody else's module can raise anything
+        raise unusable(point, kind, cause) from cause
+
+
+def unusable(point: EntryPoint, kind: str, cause: BaseException) -> FldiagError:
+    """The message about what another package brings and cannot be used."""
+    why = str(cause) if isinstance(cause, FldiagError) else error_text(cause)
+    return FldiagError(
+        f"the {kind} {point.name!r} of the package {package(point)} cannot be used ({why})",
+        "fix or remove that package",
+    )
+
+
+def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> DataFrame:
+    """The tidy table of a diagnostic: one row a number.
+
+    Args:
+        rows: each with ``metric`` and ``value``, and what else a number says of itself: ``round``, ``client``, ``slice``,
+            ``unit``, ``stderr``, ...; further columns are the diagnostic's own.
+        **common: what all rows have, such as ``**problem.common``.
+
+    Returns:
+        The columns of every table first, with their types.
+
+    >>> table([{"metric": "roughness", "value": 1.5}], run="mine")[["run", "metric", "value"]].values.tolist()
+    [['mine', 'roughness', 1.5]]
+    """
+    from fldiag.results import table as tables  # pandas: only when something is measured
+
+    return tables.table(rows, **common)

@@ -144,6 +144,11 @@ class DataSection(ConfigSection):
         "0.49,0.48,0.45/0.25,0.24,0.26 (of pixels / 255); default: a known data set's own way, for other data unit for uint8 "
         "pixels and none for floats",
     )
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="share of the training examples that stands in the place of the test split, to choose settings without "
+        "looking at the test examples",
+    )
     vocabulary: Count | None = Field(
         None,
         description=f"texts: size of the tokenizer's vocabulary (default {VOCABULARY})",

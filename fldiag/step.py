@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fldiag import losses
 from fldiag.local import Local, Published
-from fldiag.models.network import Bound
+from fldiag.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Output:
     leaf: Tensor  # [k, P] these weights
     features: Tensor | None  # [k, B, ...] what the head sees
     logits: Tensor  # [k, B, C]
-    bound: Bound  # the network with these weights
+    bound: Network  # the network with these weights
     #: [B, C, H, W] of each stage before its ReLU, when a part reads them (k = 1)
     maps: list[Tensor] | None = None
 
@@ -60,7 +60,7 @@ class Step:
         self._losses = losses
         self._inputs = x  # a part may replace ``x``: then nothing cached fits
         #: leaf, bound, features and maps at w
-        self._at_w: tuple[Tensor, Bound, Tensor | None, list[Tensor] | None] | None = None
+        self._at_w: tuple[Tensor, Network, Tensor | None, list[Tensor] | None] | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
         self.published: Published | None = None
@@ -147,7 +147,7 @@ class Step:
                 return bound(self.x)
             return bound(self.x.flatten(0, 1).unsqueeze(0))[0].unflatten(0, self.x.shape[:2])
 
-    def _bind(self, leaf: Tensor) -> Bound:
+    def _bind(self, leaf: Tensor) -> Network:
         """Only the first pass of a step moves batch-norm statistics: a second one would count the minibatch twice,
         and at perturbed weights."""
         buffers = (
@@ -184,7 +184,7 @@ class Step:
     def _output(
         self,
         leaf: Tensor,
-        bound: Bound,
+        bound: Network,
         features: Tensor | None,
         maps: list[Tensor] | None,
         head: Tensor | None = None,
@@ -194,10 +194,10 @@ class Step:
             return Output(leaf, None, bound(self.x), bound)
         return Output(leaf, features, bound.head(features, head), bound, maps)
 
-    def _features(self, bound: Bound) -> tuple[Tensor | None, list[Tensor] | None]:
-        if not bound.net.has_split:
+    def _features(self, bound: Network) -> tuple[Tensor | None, list[Tensor] | None]:
+        if not bound.has_split:
             return None, None
-        if not (self.maps and bound.net.staged):
+        if not (self.maps and bound.staged):
             return bound.features(self.x), None
         maps = bound.call("stages", self.x[0])
         return bound.call("pooled", maps).unsqueeze(0), maps

@@ -8,21 +8,18 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import connectivity, density, sharpness
+from fldiag.diagnostics import landscape, paths, sharpness, spectrum
+from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.forgetting import picture as forgetting
 from fldiag.diagnostics.geometry import picture as geometry
-from fldiag.diagnostics.landscape import picture as landscape
 from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
-from fldiag.diagnostics.profile import picture as profile
-from fldiag.diagnostics.spectrum import picture as spectrum
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
-from fldiag.training.diagnostics import personalise as personal
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
 CLIENTS = (0, 3, 12, 13, 14, 15, 17, 18)
@@ -151,38 +148,6 @@ def matched():
         for k in (*CLIENTS, None)
     ]
     return matching.draw(table(rows))
-
-
-def ways():
-    x = np.linspace(0, 1, 11)
-    rows = [
-        dict(
-            metric="loss",
-            run="fedavg round 30",
-            index=i + 1,
-            client=k,
-            x=v,
-            value=1 - 0.3 * v + (i + 1) * v * (1 - v) / 9,
-        )
-        for i, k in enumerate(CLIENTS)
-        for v in x
-    ]
-    return profile.draw(
-        table(
-            rows
-            + [
-                dict(
-                    metric="barrier",
-                    run="fedavg round 30",
-                    index=i + 1,
-                    client=k,
-                    x=0.5,
-                    value=(i + 1) / 36,
-                )
-                for i, k in enumerate(CLIENTS)
-            ]
-        )
-    )
 
 
 def held(clients, classes=10):
@@ -397,40 +362,13 @@ def flat():
 def connected(models):
     x, rows = np.linspace(0, 1, 11), []
     for i, (a, b) in enumerate(itertools.combinations(range(models), 2), 1):
-        ends = dict(
-            run=f"client {a}",
-            run_b=f"client {b}",
-            client=a,
-            client_b=b,
-            index=i,
-            slice="train",
-            n_examples=1000,
-        )
+        ends = dict(run=f"run {a}", run_b=f"run {b}", index=i, slice="train", n_examples=1000)
         rows += [
             {**ends, "metric": "loss", "x": v, "value": 1 + i * v * (1 - v), "stderr": 0.02}
             for v in x
         ]
         rows.append({**ends, "metric": "barrier", "x": 0.5, "value": i / 4, "stderr": 0.02})
-    return connectivity.draw(table(rows))
-
-
-def densities():
-    x = np.linspace(-5, 40, 101)
-    rows = [
-        dict(metric="density", run=run, x=v, value=np.exp(-abs(v - i) / 2) + 1e-5, stderr=1e-6)
-        for i, run in enumerate(RUNS)
-        for v in x
-    ]
-    return density.draw(
-        table(
-            rows
-            + [
-                dict(metric="eigenvalue", run=run, index=i, value=40.0 / i)
-                for run in RUNS
-                for i in range(1, 6)
-            ]
-        )
-    )
+    return paths.draw(table(rows))
 
 
 def adapters():
@@ -499,12 +437,11 @@ def travelled():
 
 
 KINDS = {
-    "landscape": lambda: landscape.draw(surface(), names=("eigenvector 1", "eigenvector 2")),
+    "landscape": lambda: landscape.draw(surface()),
     "landscape, log": lambda: landscape.draw(surface(True)),
     "account": accounted,
     "account, far": lambda: accounted(1e3),
     "matching": matched,
-    "ways": ways,
     "partition": lambda: partition.draw_counts(held(12)),
     "partition, many": lambda: partition.draw_counts(
         held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"
@@ -520,9 +457,8 @@ KINDS = {
     "flatness": flat,
     "geometry": shapes,
     "sharpness": sharp,
-    "connectivity": lambda: connected(3),
-    "connectivity, many": lambda: connected(5),
-    "density": densities,
+    "paths": lambda: connected(3),
+    "paths, many": lambda: connected(5),
     "adapters": adapters,
     "difference": differing,
     "trajectory": travelled,

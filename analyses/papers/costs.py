@@ -19,13 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import fldiag
 from fldiag import registry
 from fldiag.data import Dataset
-from fldiag.models.layers import channels
+from fldiag.models.slim import channels
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 from fldiag.training.storing import round_rows
 
-#: Images a step; steps an epoch.
-BATCH, STEPS = 2, 2
+#: Images of the one step of an epoch.
+BATCH = 2
 #: Shape and number of classes of the data sets whose costs are counted.
 SHAPES = {
     "cifar10": ((3, 32, 32), 10),
@@ -74,7 +74,7 @@ def flops(config: fldiag.Config) -> pd.DataFrame:
     undrawn = config.replace(**{f"method.{key}": value for key, value in neutral.items()})
     short, long = (_federation(undrawn, images, epochs) for epochs in (1, 2))
     both = [_of_forward(operations(federation)) for federation in (short, long)]
-    count = (both[1] - both[0]) / (2 * STEPS * BATCH)
+    count = (both[1] - both[0]) / (2 * BATCH)
     if name in DRAWN:
         count = count + DRAWN[name](_federation(config, images, 1).setup, images.train_x[:1])
     layers = [m for m in long.setup.module.modules() if isinstance(m, LAYERS)]
@@ -125,7 +125,7 @@ def _rows(**numbers: float) -> pd.DataFrame:
 def blank(name: str, augment: bool) -> Dataset:
     """Black images as the data set has them, of different classes."""
     shape, classes = SHAPES[name]
-    x, y = torch.zeros(BATCH * STEPS, *shape), torch.arange(BATCH * STEPS) % classes
+    x, y = torch.zeros(BATCH, *shape), torch.arange(BATCH)
     return Dataset("blank", x, y, x, y, classes, augment=("hflip",) if augment else ())
 
 

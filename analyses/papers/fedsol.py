@@ -19,7 +19,6 @@ from .reported import Cell, cell, cells, parse, printed
 from .study import (
     Scale,
     Study,
-    answer,
     asked,
     counted,
     curve,
@@ -92,9 +91,6 @@ def fig6(scale: Scale, seed: int) -> Rows:
         rows = asked(scale, run_, "drift", DRIFT, label=label)
         is_whole = (rows["scope"] == "global") & rows["layer"].isna()
         yield rows[is_whole & rows["metric"].str.endswith("_local_divergence")]
-    from .propositions import propositions  # imports torch, without which studies are listed
-
-    yield answer("propositions", propositions(run_), run_, label=label)
 
 
 def draw_fig6(table: pd.DataFrame) -> Figure:
@@ -238,10 +234,10 @@ def draw_fig5(table: pd.DataFrame) -> Figure:
         left.grid(True)
         rows = table[table["question"] == "drift"]
         layers = rows.groupby("layer", sort=False)[["value", "scaled"]].mean()
-        bars = right.bar([style.shorten(n, 14) for n in layers.index], layers["value"])
+        bars = right.bar(
+            [style.shorten(n, 14) for n in layers.index], layers["value"], color=style.look(2).color
+        )
         right.bar_label(bars, [f"{scaled:.2f}" for scaled in layers["scaled"]], fontsize=6)
-        for bar in bars:
-            bar.set_color(style.look(2).color)
         right.tick_params(axis="x", rotation=30)
         title = f"round {rows['round'].iloc[0]:g}, ρ = {AT:g}; numbers: mean Λ × √size"
         right.set(ylabel="mean Λ", yscale="log", title=title)
@@ -401,6 +397,7 @@ STUDIES = (
         "Number of examples per class and client: two shards per client, and LDA with concentration 0.1.",
         fig2,
         bubbles,
+        seeds=0,
     ),
     Study(
         "fedsol/fig3",
@@ -479,6 +476,7 @@ STUDIES = (
         "local optimum for every curvature; FedProx ends beside it unless a = 1. The figure is the same at every scale.",
         fig12,
         draw_fig12,
+        seeds=0,
     ),
     Study(
         "fedsol/causes",

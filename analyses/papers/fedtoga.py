@@ -209,6 +209,7 @@ STUDIES = (
         "Number of examples per class and client, 40 clients of equal size.",
         fig4,
         bubbles,
+        seeds=0,
     ),
     Study(
         "fedtoga/fig5",
@@ -257,6 +258,7 @@ STUDIES = (
         "FedLESAM, FedCM for MoFedSAM, SCAFFOLD for FedGAMMA and FedLESAM-S, FedDyn for FedSpeed, FedSMOO and FedLESAM-D, "
         "FedDyn and FedCM for FedTOGA.",
         rows=table4,
+        seeds=0,
     ),
     sizes(
         "fedtoga/table5",

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fldiag.errors import FldiagError
+import fldiag
 from fldiag.plotting import style, words
 from fldiag.results import files
 
 from .reported import FOLDER
-from .shapes import metric_text
+from .shapes import metric_text, settings
 from .study import head
 from .tables import PROFILED
 from .verbs import PAPERS, studies
@@ -55,7 +55,7 @@ def measured(out: Path) -> pd.DataFrame:
                 table = table.assign(study=study, precision=precision)
             tables.append(table[table["question"].isin(UNSCALED) | (about["scale"] == "paper")])
     if not tables:
-        raise FldiagError(f"no figure lies in {out}", "make one: fldiag figures fedsol/fig6")
+        raise fldiag.FldiagError(f"no figure lies in {out}", "make one: fldiag figures fedsol/fig6")
     rows = pd.concat(tables, ignore_index=True).astype(dict.fromkeys(KEYS, object))
     rows[KEYS] = rows[KEYS].fillna("")
     rows.loc[rows["question"].isin(COUNTED), "precision"] = "counted"
@@ -110,8 +110,9 @@ def verdict(line: Mapping[str, Any]) -> str:
         return "agrees" if gap <= digit else "as profilers count" if as_profilers else "differs"
     if seeds < 2:
         return "undecided"
-    error = (std**2 / seeds + float(line["printed_std"] or std) ** 2 / THEIR_SEEDS) ** 0.5
-    return "agrees" if gap <= stats.t.ppf(0.975, seeds - 1) * error else "differs"
+    theirs = float(line["printed"]), float(line["printed_std"] or std), THEIR_SEEDS
+    welch = stats.ttest_ind_from_stats(line["measured"], std, seeds, *theirs, equal_var=False)
+    return "differs" if welch.pvalue < 0.05 else "agrees"
 
 
 # ---- statements
@@ -215,35 +216,58 @@ def statements(rows: pd.DataFrame, printed: pd.DataFrame, claims: pd.DataFrame) 
 # ---- pages
 
 
-HEAD = ("figure", "number or statement", "printed", "measured", "difference", "verdict")
+VERDICTS = (
+    "agrees",
+    "as profilers count",
+    "differs",
+    "holds",
+    "does not hold",
+    "undecided",
+    "not measured",
+)
 
 
 def page(table: pd.DataFrame) -> str:
-    """A table for each paper of what was measured."""
-    texts = []
-    for paper in PAPERS:
-        own = table[table["study"].str.startswith(paper)]
-        shown = own[own["verdict"] != "not measured"]
-        rows = [HEAD, ["---"] * len(HEAD), *map(_line, shown.to_dict("records"))]
-        texts.append(
-            f"## {words.method(paper)}: {len(shown)} of {len(own)} numbers and statements measured"
-        )
-        texts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
-    return "\n\n".join(texts) + "\n"
+    """How many numbers and statements have which verdict; then what was measured: statements, and numbers by figure."""
+    short = table["verdict"].str.replace("not decided.*", "undecided", regex=True)
+    kind = np.where(table["statement"].isna(), "numbers", "statements")
+    paper = table["study"].str.partition("/")[0].map(words.method)
+    counts = pd.crosstab([paper.rename("paper"), pd.Series(kind, table.index, name="of")], short)
+    counts = counts.reindex(columns=[v for v in VERDICTS if v in counts])
+    parts = ["## Verdicts", _markdown(counts.reset_index().replace(0, ""))]
+    shown = table.assign(order=short.map(VERDICTS.index))[short != "not measured"]
+    said = shown.dropna(subset="statement").sort_values(["order", "study"], kind="stable")
+    columns = ["verdict", "statement", "study", "evidence"]
+    parts += ["## Statements", _markdown(said.assign(evidence=_evidence(said))[columns])]
+    parts.append("## Numbers")
+    for study, rows in shown[shown["statement"].isna()].groupby("study"):
+        parts += [f"### {study}", _markdown(_numbers(rows))]
+    return "\n\n".join(parts) + "\n"
 
 
-def _line(line: Mapping[str, Any]) -> list[str]:
-    seeds = "1 seed" if line["seeds"] == 1 else f"{line['seeds']:g} seeds"
-    means = line["precision"] if line["precision"] == "counted" else f"{seeds}, {line['precision']}"
-    figure, result = line["study"].partition("/")[2], line["verdict"]
-    if isinstance(line["statement"], str):
-        return [figure, line["statement"], "", means, "", result]
-    setting = line["setting"].replace("partition=", "").replace(";", ", ")
-    names = (words.method(line["method"]), line["model"], words.data(line["data"]), setting)
-    of = f"{metric_text(line['metric'])}: {', '.join(filter(None, names))}"
-    std = "" if pd.isna(line["measured_std"]) else f" ± {line['measured_std']:.2g}"
-    value = f"{line['measured']:.6g}{std} ({means})"
-    return [figure, of, line["printed"], value, f"{line['difference']:.3g}", result]
+def _evidence(lines: pd.DataFrame) -> list[str]:
+    pairs = zip(lines["precision"], lines["seeds"], strict=True)
+    return [p if p == "counted" else f"{n:g} seed{'s' * (n > 1)}, {p}" for p, n in pairs]
+
+
+def _numbers(lines: pd.DataFrame) -> pd.DataFrame:
+    """Of a figure: what tells its numbers apart, and the numbers."""
+    std = lines["measured_std"].map(lambda s: "" if pd.isna(s) else f" ± {s:.2g}")
+    columns = {
+        "verdict": lines["verdict"],
+        "method": lines["method"].map(words.method),
+        "setting": [", ".join(filter(None, line)) for line in settings(lines).to_numpy()],
+        "number": lines["metric"].map(metric_text),
+        "printed": lines["printed"],
+        "measured": lines["measured"].map("{:.6g}".format) + std,
+        "evidence": _evidence(lines),
+    }
+    return pd.DataFrame(columns).loc[:, lambda t: t.ne("").any()]
+
+
+def _markdown(table: pd.DataFrame) -> str:
+    rows = [[*table], ["---"] * table.shape[1], *table.astype(str).to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def write(out: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The few shapes of pictures: curves over rounds, values over a setting, numbers beside the printed ones as dots or as a table.
+"""The few shapes of pictures: curves over rounds, values over a setting, and numbers beside the printed ones.
 
 Methods look alike everywhere. Bars and bands are one standard deviation over seeds, and absent where there is one seed.
 """
@@ -6,7 +6,8 @@ Methods look alike everywhere. Bars and bands are one standard deviation over se
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from fldiag.plotting import style, words
 
-from .reported import FEDERATION, parse
+from .reported import FEDERATION, MARKS, parse
 
-MEASURED, PRINTED = style.look(2), style.look(0)
 #: What a cell of a paper's table is called.
 KEYS = ["metric", "setting", "method", "model", "data"]
-#: More panels than these are a table.
-PANELS = 6
+#: A table of more columns than these has the paper's columns as lines.
+COLUMNS = 6
 #: What is written for a metric, where it is not its name with spaces.
 METRICS = {
     "accuracy": "accuracy [%]",
@@ -43,13 +43,6 @@ METRICS = {
     "rounds_to_best_of_fedsam": "rounds to FedSAM's best",
     "cost_80": "rounds to 80 % / FedTOGA's",
     "cost_82": "rounds to 82 % / FedTOGA's",
-}
-PARTITIONS = {
-    "sharding": "{shards} shards",
-    "lda": "LDA {alpha}",
-    "dirichlet": "Dir {alpha}",
-    "pathological": "{classes} classes",
-    "iid": "IID",
 }
 
 
@@ -156,9 +149,7 @@ def _curve(ax: Axes, points: pd.DataFrame, look: style.Look, window: int) -> Non
 def over(
     table: pd.DataFrame,
     panels: Mapping[str, str],
-    *,
     log: Collection[str] = (),
-    chance: float = 10,
 ) -> Figure:
     """Accuracy over the column ``at``, a panel for each ``factor``, a line a label; rows without ``at`` are a level line.
 
@@ -187,7 +178,7 @@ def over(
             ax.minorticks_off()
             ax.grid(True)
         for ax in axes:
-            style.chance(ax, chance, name=ax is axes[0])
+            style.chance(ax, 10, name=ax is axes[0])
         axes[0].set_ylabel("test accuracy [%]")
         fig.align_xlabels()
         _legend(fig, looks, table)
@@ -197,9 +188,23 @@ def over(
 # ---- numbers beside the printed ones
 
 
+def settings(lines: pd.DataFrame) -> pd.DataFrame:
+    """What tells the lines of a paper's table apart besides method and metric, in words: a column for each option, the model and
+    the data that differ, "" where a line has none."""
+    fields = lines[["model", "data"]].join(lines["setting"].map(parse).apply(pd.Series)).fillna("")
+    fields = fields[[c for c in fields if fields[c].nunique() > 1 and c not in MARKS]]
+    return fields.apply(lambda column: column.map(partial(_setting, column.name)))
+
+
+def _setting(key: str, entry: str) -> str:
+    if key in ("model", "data", "partition") or not entry:
+        return words.data(entry) if key == "data" else entry
+    return f"{key} {entry}" if key in FEDERATION else f"{words.symbol(key)} = {entry}"
+
+
 def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    """A line for each cell of a paper's table: ``row`` (method and the options in which its rows differ), ``column`` (metric,
-    data, model and settings of the federation, as far as these differ), mean and deviation, measured and printed."""
+    """A line for each cell of a paper's table: ``row`` (the method and its options), ``column`` (metric, data, model and settings
+    of the federation, as far as these differ), mean and deviation, measured and printed."""
     measured = table.groupby(KEYS, sort=False)["value"].agg(["mean", "std", "count", "size"])
     # Of rounds to a level, the mean of those that got there is too early.
     is_late = measured.index.get_level_values("metric").str.startswith("rounds_to_")
@@ -207,126 +212,45 @@ def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     measured = measured.rename(columns={"mean": "measured", "std": "measured_std"}).reset_index()
     theirs = printed.rename(columns={"value": "printed", "std": "printed_std"})
     lines = measured.merge(theirs[[*KEYS, "printed", "printed_std"]], "left", KEYS)
-    own = lines["setting"].map(parse)
-    differs = [k for k in FEDERATION if len({s.get(k) for s in own}) > 1]
-    lines["row"] = [
-        _row(method, setting, own[lines["method"] == method])
-        for method, setting in zip(lines["method"], own, strict=True)
-    ]
-    several = [c for c in ("metric", "data") if lines[c].nunique() > 1]
-    several += ["model"] if lines.groupby("data")["model"].nunique().max() > 1 else []
-    texts = {**data_text(table), **{m: metric_text(m) for m in lines["metric"]}}
-    lines["column"] = [
-        ", ".join(
-            [*(texts.get(line[c], line[c]) for c in several if line[c]), *_split(setting, differs)]
-        )
-        or metric_text(line["metric"])
-        for (_, line), setting in zip(lines.iterrows(), own, strict=True)
-    ]
+    differ = settings(lines).replace({words.data(k): v for k, v in data_text(table).items()})
+    is_shared = differ.columns.isin([*FEDERATION, "model", "data"])
+    metrics = lines["metric"].map(metric_text)
+    own = differ.loc[:, ~is_shared].assign(method=lines["method"].map(words.method))
+    shared = differ.loc[:, is_shared]
+    if metrics.nunique() > 1 or shared.empty:
+        shared = shared.assign(metric=metrics)
+    for name, texts in (("row", own), ("column", shared)):
+        lines[name] = [", ".join(filter(None, line)) for line in texts.iloc[:, ::-1].to_numpy()]
     return lines
 
 
-def _row(method: str, own: Mapping[str, str], others: pd.Series) -> str:
-    """The method, and those of its options in which its rows differ."""
-    options = [
-        f"{words.symbol(key)} = {value}"
-        for key, value in own.items()
-        if key not in FEDERATION and len({other.get(key) for other in others}) > 1
-    ]
-    return words.method(method) + (f" ({', '.join(options)})" if options else "")
-
-
-def _split(own: Mapping[str, str], differs: Sequence[str]) -> list[str]:
-    """The partition, where it differs, and other settings of the federation that do."""
-    is_shown = {*differs} & {*FEDERATION[:4]} and "partition" in own
-    parts = [PARTITIONS[own["partition"]].format(**own)] if is_shown else []
-    return parts + [f"{k} {own[k]}" for k in differs if k in own and k not in FEDERATION[:4]]
-
-
 def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
-    """A paper's table, measured beside printed: dots in a panel for each column, or a table where there are many."""
-    texts = {k: table[k].astype(object).fillna("") for k in KEYS}  # as read from a csv
-    table = table.assign(**texts)
+    """A paper's table: below each measured number the printed one in brackets. Lines are the methods, or the paper's columns
+    where these are many."""
+    table = table.assign(**{k: table[k].astype(object).fillna("") for k in KEYS})  # as from a csv
     lines = cells(table, printed)
-    columns, rows = list(dict.fromkeys(lines["column"])), list(dict.fromkeys(lines["row"]))
-    if len(columns) > PANELS or len(rows) == 1:
-        return _grid(lines, columns, rows, table)
-    return _dots(lines, columns, rows, table)
-
-
-def _about(table: pd.DataFrame) -> str:
-    """What was measured, in words."""
-    stand_in = sorted({*table["trained_on"]} - {*table["data"], ""})
-    on = f" on {', '.join(map(_whole, stand_in))}" if stand_in and all(table["data"]) else ""
-    seeds = table["seed"].nunique()
-    return f"measured{on}" + (f" (± deviation of {seeds} seeds)" if seeds > 1 else "")
-
-
-def _dots(
-    lines: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], table: pd.DataFrame
-) -> Figure:
-    spread = " (± as printed)" if lines["printed_std"].notna().any() else ""
-    kinds = [("measured", -0.14, MEASURED, _about(table))]
-    if lines["printed"].notna().any():
-        kinds.append(("printed", 0.14, PRINTED, f"printed in the paper{spread}"))
-    width = style.ONE_COLUMN if len(columns) == 1 else style.TWO_COLUMNS
-    y = np.arange(len(rows))
-    with style.paper():
-        tall = max(0.17 * len(rows) + 0.1, 0.5) + 0.62
-        fig, axes = style.panels(len(columns), tall, 0.6, least=1.5, width=width, sharey=True)
-        handles: dict[str, Any] = {}
-        for ax, column in zip(axes, columns, strict=True):
-            part = lines[lines["column"] == column].set_index("row").reindex(rows)
-            for kind, shift, look, text in kinds:
-                dots: dict[str, Any] = {**look.point, "marker": "o", "capsize": 0}
-                dots["markerfacecolor"] = look.color if kind == "measured" else "none"
-                error = part[f"{kind}_std"].fillna(0)
-                handles[text] = ax.errorbar(part[kind], y + shift, xerr=error, **dots)[0]
-            late = y[part["measured"].isna() & (part["metric"].str[:6] == "rounds")]
-            if len(late):
-                edge: dict[str, Any] = {"color": MEASURED.color, "markerfacecolor": "white"}
-                at = ax.get_yaxis_transform()
-                marks = ax.plot(np.full(len(late), 0.98), late - 0.14, ">", transform=at, **edge)
-                handles["not reached"] = marks[0]
-            style.names_down(ax, rows, 34)
-            ax.set_title("\n".join(map(style.plain, style.wrap(column, 1.8, 2))), fontsize=7)
-            extremes = part[["measured", "printed"]].to_numpy(float)
-            ratio = np.nanmax(extremes) / np.nanmin(extremes) if np.nanmin(extremes) > 0 else 0
-            if ratio > 30:
-                ax.set_xscale("log")
-                ax.xaxis.set_major_locator(LogLocator(subs=(1,) if ratio > 100 else (1, 3)))
-                ax.xaxis.set_major_formatter("{x:g}")
-                ax.xaxis.set_minor_locator(NullLocator())
-            else:
-                ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-            ax.grid(True)
-        style.legend(fig, list(handles.values()), list(handles))
-    return fig
-
-
-def _grid(
-    lines: pd.DataFrame, columns: Sequence[str], rows: Sequence[str], table: pd.DataFrame
-) -> Figure:
-    """Columns of the paper are lines here, methods columns; below each number the printed one in brackets."""
+    is_long = lines["column"].nunique() > COLUMNS
+    down, across = ("column", "row") if is_long else ("row", "column")
+    names, heads = (list(dict.fromkeys(lines[k])) for k in (down, across))
     texts = {
-        (line["column"], line["row"]): _number(line, "measured")
+        (line[down], line[across]): _number(line, "measured")
         + (f"\n({_number(line, 'printed')})" if pd.notna(line["printed"]) else "")
         for _, line in lines.iterrows()
     }
-    body = [[c, *(texts.get((c, r), "") for r in rows)] for c in columns]
+    body = [[name, *(texts.get((name, head), "") for head in heads)] for name in names]
     with style.paper():
-        names = min(max(map(style.text_width, columns)), 2.2)
-        about = style.wrap(f"{_about(table)}; in brackets: printed", names, 3, 6)
-        head = ["\n".join(about), *("\n".join(style.wrap(r, 0.75, 2, 6)) for r in rows)]
-        width = style.wide(min(style.TWO_COLUMNS, names + 0.8 * len(rows) + 0.2))
+        first = min(max([1.2, *map(style.text_width, names)]), 2.2)
+        about = f"{_about(table)}; in brackets: printed"
+        each = 0.8 if is_long else 1.4
+        head = [_wrapped(about, first, 3), *(_wrapped(text, each - 0.05, 3) for text in heads)]
+        width = style.wide(min(style.TWO_COLUMNS, first + each * len(heads) + 0.2))
         fig = style.figure(width, 0.3 * (len(body) + 1) + 0.2)
         ax = fig.add_axes((0, 0, 1, 1))
         ax.axis("off")
-        share = names / width
-        each = (1 - share) / len(rows)
+        share = first / width
         sheet = ax.table(
             [head, *body],
-            colWidths=[share, *[each] * len(rows)],
+            colWidths=[share, *[(1 - share) / len(heads)] * len(heads)],
             cellLoc="center",
             bbox=Bbox.from_extents(0, 0.16 / fig.get_figheight(), 1, 1),
             edges="horizontal",
@@ -338,6 +262,18 @@ def _grid(
             cell.set_text_props(ha="center" if column else "left")
             cell.PAD = 0.02
     return fig
+
+
+def _wrapped(text: str, width: float, lines: int) -> str:
+    return "\n".join(style.wrap(text, width, lines, 6))
+
+
+def _about(table: pd.DataFrame) -> str:
+    """What was measured, in words."""
+    stand_in = sorted({*table["trained_on"]} - {*table["data"], ""})
+    on = f" on {', '.join(map(_whole, stand_in))}" if stand_in and all(table["data"]) else ""
+    seeds = table["seed"].nunique()
+    return f"measured{on}" + (f" (± deviation of {seeds} seeds)" if seeds > 1 else "")
 
 
 def _number(line: pd.Series, kind: str) -> str:

@@ -61,7 +61,6 @@ class Scale:
     data: str = ""
     images: int = 0
     public: int = 0
-    min_size: int = 1
     rounds: int = 0
     shares: Mapping[str, Share] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -69,13 +68,6 @@ class Scale:
     training: Mapping[str, Any] = field(default_factory=dict)
     listen: Callable[[dict[str, Any]], None] = lambda event: None
     store: Path = STORE
-
-
-def _options(samples: int, points: int) -> dict[str, dict[str, int]]:
-    names = ("landscape", "spectrum", "drift", "forgetting")
-    options = {name: {"samples": samples} for name in names}
-    options["landscape"]["points"] = points
-    return {**options, "matching": {"samples": 100, "k": 1}}
 
 
 SCALES = {
@@ -87,28 +79,17 @@ SCALES = {
             data="digits",
             images=500,
             public=100,
-            min_size=2,
             rounds=4,
             shares={
                 "": Share(0.1, 0.4, 0.2),
                 "fedproj": Share(0.1, 0.4, 0.05),
                 "fedalign": Share(0.25, 0.25, 0.05, fewest=4),
             },
-            options=_options(samples=200, points=11),
-        ),
-        Scale(
-            "small",
-            data="mnist",
-            images=2000,
-            public=500,
-            min_size=5,
-            rounds=12,
-            shares={
-                "": Share(0.2, 0.5, 0.4),
-                "fedproj": Share(0.2, 0.5, 0.1),
-                "fedalign": Share(0.5, 0.5, 0.1, fewest=4),
+            options={
+                **{k: {"samples": 200} for k in ("spectrum", "drift", "forgetting")},
+                "landscape": {"samples": 200, "points": 11},
+                "matching": {"samples": 100, "k": 1},
             },
-            options=_options(samples=500, points=31),
         ),
         Scale(
             "paper",
@@ -122,7 +103,8 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Study:
-    """A figure or table. ``name``: as ``fedsol/fig6``; ``source``: where the paper has it; ``seeds``: how many it wants."""
+    """A figure or table. ``name``: as ``fedsol/fig6``; ``source``: where the paper has it; ``seeds``: how many it wants; 0 where
+    no seed changes it."""
 
     name: str
     title: str
@@ -172,7 +154,7 @@ def _reduced(scale: Scale, config: fldiag.Config) -> dict[str, Any]:
         "train.aggregate": "n" if train.aggregate == "batches" else train.aggregate,
     }
     if config.partition.kind in ("lda", "lda_fedsol"):
-        changes["partition.min_size"] = min(config.partition.min_size or 1, scale.min_size)
+        changes["partition.min_size"] = min(config.partition.min_size or 1, 2)
     if config.data.public:
         changes["data.public"] = f"holdout:{scale.public}"
     most = {"memory_batch": 64, "batch_size": 64, "memory_size": scale.public, "first_round": 1}
@@ -305,9 +287,13 @@ def counted(question: str, config: fldiag.Config, **labels: Any) -> pd.DataFrame
 # ---- making a study
 
 
+def _seeds(study: Study, scale: Scale) -> list[int]:
+    return list(range((scale.seeds or study.seeds) if study.seeds else 1))
+
+
 def table_of(study: Study, scale: Scale) -> pd.DataFrame:
     """All rows of a study at a scale; columns without an entry are left out."""
-    pieces = [t for seed in range(scale.seeds or study.seeds) for t in study.rows(scale, seed)]
+    pieces = [t for seed in _seeds(study, scale) for t in study.rows(scale, seed)]
     return pd.concat(pieces, ignore_index=True).dropna(axis=1, how="all")
 
 
@@ -321,7 +307,7 @@ def make(study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
         **{key: getattr(study, key) for key in ("title", "source", "caption")},
         "scale": scale.name,
         "command": f"fldiag figures {study.name} --scale {scale.name}{''.join(over)}",
-        "seeds": list(range(scale.seeds or study.seeds)),
+        "seeds": _seeds(study, scale),
         "runs": sorted(table["run"].dropna().unique()) if {"run", "trained_on"} <= {*table} else [],
         **provenance(),
     }

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+import fldiag
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Debug, Device, Download, Executor, Json, Out
-from fldiag.errors import FldiagError
-
-if TYPE_CHECKING:
-    from .study import Study
 
 PAPERS = ("fedalign", "fedproj", "fedsol", "fedtoga")
 figures = typer.Typer()
 
 
-def studies() -> dict[str, Study]:
+def studies() -> dict[str, Any]:
     """Name (``fedsol/fig6``) -> study."""
     from importlib import import_module
 
@@ -42,9 +39,7 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(
-            help="smoke (digits, minutes), small (MNIST, hours) or paper (the full protocol)."
-        ),
+        typer.Option(help="smoke (digits, minutes) or paper (the full protocol)."),
     ] = "smoke",
     set_: Annotated[
         list[str] | None,
@@ -79,7 +74,7 @@ def reproduce(
         names = _selected(ids or list(PAPERS), list(by_name))
         if scale not in study.SCALES:
             remedy = f"choose of {', '.join(study.SCALES)}"
-            raise FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
+            raise fldiag.FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
         console = Console(json)
         with console.progress("figures") as bar:
             size = replace(
@@ -95,14 +90,16 @@ def reproduce(
             for name in names:
                 try:
                     files += study.make(by_name[name], size, out or study.OUT)
-                except FldiagError as error:  # does not stop the others
+                except fldiag.FldiagError as error:  # does not stop the others
                     if debug or len(names) == 1:
                         raise
                     failures.append(f"{name}: {error.what}")
         console.done(*files)
         if failures:
             what = f"{len(failures)} of {len(names)} could not be made: {'; '.join(failures)}"
-            raise FldiagError(what, "the others were written; the same command tries these again")
+            raise fldiag.FldiagError(
+                what, "the others were written; the same command tries these again"
+            )
 
 
 def _selected(ids: list[str], names: list[str]) -> list[str]:
@@ -110,7 +107,7 @@ def _selected(ids: list[str], names: list[str]) -> list[str]:
     hits = {id: [name for name in names if id in (name, name.split("/")[0])] for id in ids}
     for id in ids:
         if not hits[id]:
-            raise FldiagError(
+            raise fldiag.FldiagError(
                 f"unknown figure {id!r}", "fldiag list figures names them", usage=True
             )
     return list(dict.fromkeys(name for id in ids for name in hits[id]))

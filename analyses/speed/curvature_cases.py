@@ -19,7 +19,7 @@ from training import has_cifar
 
 import fldiag
 from fldiag import data, models
-from fldiag.problem.diagonal import diagonal_of
+from fldiag.problem.diagonal import diagonal
 from fldiag.problem.problem import Problem
 from fldiag.runs.open_problem import open_problem
 from fldiag.seeding import torch_rng
@@ -128,7 +128,7 @@ class Case:
 
     @cached_property
     def diagonal(self) -> Tensor:
-        return diagonal_of(self.double, estimate="exact").values  # type: ignore[return-value]
+        return diagonal(self.double).vector()
 
     def check_diagonal(self) -> float:
         """Largest difference of entries from textbook products with unit vectors, relative to the largest entry."""

@@ -21,8 +21,8 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics.density import density
-from fldiag.problem.diagonal import diagonal_of
+from fldiag.curvature.lanczos import quadrature
+from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 
@@ -111,25 +111,22 @@ FLDIAG.jobs.update(
 
 @FLDIAG.job("density")
 def _density(module: nn.Module, images: Tensor, y: Tensor, seed: int) -> Answer:
-    frame = density(
-        Problem(module, cross_entropy, (images, y)), k=0, steps=STEPS, probes=1, seed=seed
-    )
-    curve = frame[frame.metric == "density"]
-    x, p = curve.x.to_numpy(float), curve.value.to_numpy(float)
-    peaks = np.flatnonzero((p[1:-1] > p[:-2]) & (p[1:-1] >= p[2:])) + 1
-    return Answer(float(x[peaks[-1]]), STEPS)
+    problem = Problem(module, cross_entropy, (images, y))
+    start = torch.randn(problem.layout.size, generator=torch.Generator().manual_seed(seed))
+    nodes, _ = quadrature(problem.hessian(), start, STEPS, problem.noise)
+    return Answer(float(nodes.max()), STEPS)
 
 
 @FLDIAG.job("trace")
 def _trace(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-    d = diagonal_of(Problem(module, cross_entropy, (x, y)), entries=False, seed=seed)
-    return Answer(d.trace, d.products or None, d.estimator if d.estimator != "exact" else "")
+    d = diagonal(Problem(module, cross_entropy, (x, y)), seed=seed)
+    return Answer(d.trace()[0], d.products or None, "" if d.is_exact() else d.estimator())
 
 
 @FLDIAG.job("diagonal")
 def _diagonal(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-    d = diagonal_of(Problem(module, cross_entropy, (x, y)), seed=seed)
-    return Answer(d.values, d.products or None, d.estimator if d.estimator != "exact" else "")
+    d = diagonal(Problem(module, cross_entropy, (x, y)), seed=seed)
+    return Answer(d.vector(), d.products or None, "" if d.is_exact() else d.estimator())
 
 
 # ---- PyHessian: power iteration with deflation, Hutchinson until the mean moves by less than the tolerance
@@ -198,16 +195,6 @@ def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
 def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
     nodes, _ = _engine(module, x, y).density(iter=STEPS, n_v=1)
     return Answer(float(np.max(nodes[0])), STEPS)
-
-
-@PYHESSIAN.job("round")
-def _(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-    engine = _engine(module, x, y)
-    values, samples = (
-        engine.eigenvalues(maxIter=100, tol=TOL, top_n=5)[0],
-        engine.trace(maxIter=100, tol=TOL),
-    )
-    return Answer((np.sort(values)[::-1], float(np.mean(samples))))
 
 
 # ---- curvlinops: operators for scipy's eigsh; estimators take one column at a time, or they would multiply with all

@@ -29,9 +29,6 @@ TARGETS = {
     ("trace", "curvlinops + eigsh"): (5, 5),
     ("trace", "hessian-eigenthings"): (15, 15),
     ("diagonal", "curvlinops + eigsh"): (5, 5),
-    ("round", "PyHessian"): (1, 1),
-    ("landscape", "plain loop"): (1.5, 1.5),
-    ("coarse", "all points"): (6, 6),
 }
 #: Largest error allowed to ours.
 ACCURACY = {
@@ -39,8 +36,6 @@ ACCURACY = {
     "top1": 1e-3,
     "trace": 1e-5,
     "diagonal": 1e-5,
-    "round": 1e-3,
-    "coarse": 1e-2,
 }
 
 

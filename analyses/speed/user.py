@@ -22,12 +22,13 @@ import torch
 from curvature_cases import CASES, ROOT, double_backward
 from curvature_peers import FLDIAG, PYHESSIAN, Answer, lanczos, power
 from curvature_turns import Timed, turns
+from scipy.interpolate import RectBivariateSpline
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
-from fldiag.diagnostics.landscape import landscape
-from fldiag.landscape.directions import random
+from fldiag.diagnostics.landscape import POINTS, landscape, surfaces
+from fldiag.landscape.directions import random_direction
 from fldiag.problem.problem import Problem
 from fldiag.results.machine import machine
 
@@ -115,20 +116,22 @@ def compare(title, sides, args):
 def landscapes(case, args):
     """The same square of a plane of filter-normalised random directions; errors are shares of the range of losses."""
     problem, w = Problem(case.module, cross_entropy, (case.x, case.y)), case.double.w
-    plane, grid = random(problem, seed=0), np.linspace(-1, 1, STEPS + 1)
+    d1, d2 = (random_direction(problem, 0, i) for i in range(2))
+    grid = np.linspace(-1, 1, STEPS + 1)
 
     def place(a, b):
-        return w + a * plane.d1 + b * plane.d2
+        return w + a * d1 + b * d2
 
     true = np.array([[case.double.loss(place(a, b))[0] for b in grid] for a in grid])
 
     def ours():
         fresh = Problem(case.module, cross_entropy, (case.x, case.y))
-        table = landscape(fresh, directions="random", points=args.points, span=1.0, seed=0)
-        losses = table[table.metric == "loss"]
-        surface = losses.pivot_table(index="x", columns="y", values="value").to_numpy()
-        every, exact = (args.points - 1) // STEPS, int((losses.estimator == "exact").sum())
-        return Answer(surface[::every, ::every], None, f"{exact} points evaluated")
+        table = landscape(fresh, directions="random", span=1.0, seed=0)
+        (surface,) = surfaces(table)
+        spline = RectBivariateSpline(surface.axis, surface.axis, surface.losses)
+        return Answer(
+            spline(grid, grid).T, None, f"{(table.metric == 'loss').sum()} points evaluated"
+        )
 
     def theirs():
         from loss_landscapes import metrics, planar_interpolation
@@ -147,9 +150,9 @@ def landscapes(case, args):
             expected = [row[1:] if i % 2 == 0 else row[:-1] for i, row in enumerate(true[:-1])]
         return float(np.abs(answer.value - expected).max() / np.ptp(true))
 
-    name, factor = f"loss-landscapes, {STEPS**2} points timed", args.points**2 / STEPS**2
+    name, factor = f"loss-landscapes, {STEPS**2} points timed", POINTS**2 / STEPS**2
     peer = Timed(name, lambda seed: theirs, error, factor)
-    title = f"landscape of {args.points}x{args.points} points"
+    title = f"landscape of {POINTS}x{POINTS} points"
     compare(title, [Timed("fldiag", lambda seed: ours, error), peer], args)
 
 
@@ -196,7 +199,6 @@ def main():
     parser.add_argument("--model", choices=("cifar", "resnet"), default="cifar")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--k", type=int, nargs="+", default=[5, 1], help="eigenvalues")
-    parser.add_argument("--points", type=int, default=41, help="of a landscape's axis")
     parser.add_argument("--rounds", type=int, default=30, help="of the run that is asked about")
     parser.add_argument("--runs", type=int, default=5, help="turns")
     args = parser.parse_args()

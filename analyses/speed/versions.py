@@ -113,7 +113,7 @@ def main() -> None:
                     [sys.executable, __file__, "--serve", f"{folder}/{number}"],
                     env=environment,
                     cwd=root,
-                    text=True,
+                    encoding="utf-8",
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                 )

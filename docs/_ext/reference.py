@@ -12,8 +12,11 @@ import click
 import typer
 from equations import typeset
 
-from fldiag import known
+from fldiag import names, registry
 from fldiag.cli import app as verbs
+from fldiag.cli import derived
+from fldiag.cli.inform import _show, _values
+from fldiag.config import settings
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -47,11 +50,10 @@ def write(_: Any = None) -> None:
     """All pages, in a folder that is made anew."""
     shutil.rmtree(OUT, ignore_errors=True)
     for kind in TITLES:
-        items = known.built_in().get(kind, {})
-        summaries = known.names(kind)
+        summaries = names.of(kind)
         pages = {
-            name: _page(kind, name, items.get(name, {"summary": summaries[name]}))
-            for name in summaries
+            name: _page(kind, name, _item(kind, name, summary))
+            for name, summary in summaries.items()
         }
         _folder(kind, TITLES[kind], LEADS[kind], pages, summaries)
     commands = dict(_commands(typer.main.get_command(verbs), "fldiag"))
@@ -74,6 +76,30 @@ def write(_: Any = None) -> None:
     (OUT / "settings.md").write_text(_settings(), "utf-8")
 
 
+def _item(kind: str, name: str, summary: str) -> dict[str, Any]:
+    """What the registry says of a name."""
+    if kind not in names.KINDS:
+        return {"summary": summary}
+    entry = getattr(registry, names.KINDS[kind][0]).get(name)
+    return {
+        "summary": summary,
+        "doc": entry.doc,
+        "meta": entry.meta,
+        "options": [_option(key, field) for key, field in entry.options.model_fields.items()],
+        "example": getattr(entry, "example", ""),
+    }
+
+
+def _option(name: str, field: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "values": _values(field.annotation, field.metadata),
+        "default": _show(field.default),
+        "required": field.is_required(),
+        "help": field.description or "",
+    }
+
+
 def _settings() -> str:
     """Every key of a config, a table for each section."""
     text = (
@@ -81,22 +107,10 @@ def _settings() -> str:
         "`--set KEY=VALUE`, in a TOML file, or in Python: `fldiag.Config.load(PRESET, section__key=VALUE)`. `fldiag train PRESET "
         "--dry-run` shows what a run would have.\n"
     )
-    keys = known.settings()
+    keys = settings()
     for section in dict.fromkeys(key.rpartition(".")[0] for key in keys):
-        rows = [
-            (
-                f"`{key}`",
-                f"`{item['values']}`".replace("|", "\\|"),
-                f"`{json.dumps(item['default'])}`",
-                item["unit"],
-                escaped(item["summary"]),
-                escaped("; ".join(f"{paper} {values}" for paper, values in item["papers"].items())),
-            )
-            for key, item in keys.items()
-            if key.rpartition(".")[0] == section
-        ]
-        head = ("key", "type", "default", "unit", "what it is", "papers' presets")
-        text += f"\n## {section or 'The run'}\n\n" + _table(head, rows)
+        options = [_option(k, f) for k, f in keys.items() if k.rpartition(".")[0] == section]
+        text += f"\n## {section or 'The run'}\n\n" + _options(options)
     return text
 
 
@@ -118,7 +132,7 @@ def _file(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
-def _page(kind: str, name: str, item: known.Item) -> str:
+def _page(kind: str, name: str, item: dict[str, Any]) -> str:
     parts = [f"# {name}", ""]
     if kind == "presets":
         text = (ROOT / "fldiag" / "presets" / f"{name}.toml").read_text("utf-8")
@@ -158,14 +172,14 @@ def _page(kind: str, name: str, item: known.Item) -> str:
             f"fldiag train digits --set method.name={name} --dry-run",
             f"fldiag explain {name}",
         ],
-        "diagnostics": [f"fldiag {known.command(name)} {item.get('example') or 'RUN'}"],
+        "diagnostics": [f"fldiag {name} {item.get('example') or 'RUN'}"],
     }
     if kind in commands:
         parts += ["```sh", *commands[kind], "```", ""]
     return "\n".join(parts)
 
 
-def _figure(name: str, item: known.Item) -> str:
+def _figure(name: str, item: dict[str, Any]) -> str:
     """The pictures of every scale, as far as the repository has them."""
     parts = [f"# {name}", "", escaped(item["summary"]), ""]
     notes = [p for p in (ROOT / "figures").rglob(f"{name}.json") if p.with_suffix(".png").exists()]
@@ -217,12 +231,12 @@ def escaped(text: str) -> str:
     )
 
 
-def _options(options: list[known.Item]) -> str:
+def _options(options: list[dict[str, Any]]) -> str:
     rows = [
         (
             f"`{o['name']}`",
             f"`{o['values']}`".replace("|", "\\|"),
-            "required" if o["required"] else f"`{json.dumps(o['default'])}`",
+            "required" if o["required"] else f"`{o['default']}`",
             escaped(o["help"]),
         )
         for o in options
@@ -233,7 +247,8 @@ def _options(options: list[known.Item]) -> str:
 def _commands(group: click.Group, name: str) -> Any:
     context = click.Context(group)
     for key in group.list_commands(context):
-        command = group.get_command(context, key)
+        is_derived = key in names.built_in("diagnostics") and key not in group.commands
+        command = derived.command(key) if is_derived else group.get_command(context, key)
         if isinstance(command, click.Group):
             yield from _commands(command, f"{name} {key}")
         else:

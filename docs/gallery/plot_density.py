@@ -7,5 +7,7 @@ Most eigenvalues are near zero; a few, about as many as there are classes, are m
 
 import fldiag
 
-table = fldiag.diagnose("../../checkpoints/example/fedavg-digits.pt", "density", samples=300)
+table = fldiag.diagnose(
+    "../../checkpoints/example/fedavg-digits.pt", "spectrum", density=True, samples=300
+)
 figure = fldiag.draw(table)

@@ -6,7 +6,9 @@ The trace of the Hessian by layer. In this network it is exact: no random vector
 """
 
 import fldiag
+from fldiag.plotting import layers
 
-table = fldiag.diagnose("../../checkpoints/example/fedavg-digits.pt", "trace", per="layer")
-figure = fldiag.draw(table)
+table = fldiag.diagnose("../../checkpoints/example/fedavg-digits.pt", "spectrum", trace=True)
+table = table[table["metric"] == "trace"]
+figure = layers.draw(table)
 print(table[["layer", "value", "estimator"]].to_string(index=False))

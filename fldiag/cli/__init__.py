@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-# ruff: noqa: I001  (the order of --help)
 import io
+import signal
 import sys
 
-from fldiag.cli.interrupt import stop, stops_at_once
-
-#: The order of ``--help``: what people ask most comes first.
-FIRST = ("landscape", "spectrum", "matching", "forgetting", "drift", "personalise")
-
-with stops_at_once():
-    from fldiag import known
-    from fldiag.cli import training, diagnostics  # noqa: F401
-    from fldiag.cli.app import app
-
-    for name in dict.fromkeys([*FIRST, *known.built_in()["diagnostics"]]):
-        if name not in known.FLAGS:
-            diagnostics.add(name)
-
-    from fldiag.cli import compare, files, inform  # noqa: F401
+from fldiag.cli import compare, diagnose, files, inform, partition, train  # noqa: F401
+from fldiag.cli.app import app
 
 
 def main() -> None:
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a λ that the terminal does not have is a question mark, and no error
-        sys.stdout.reconfigure(errors="replace")
-    with stops_at_once():
-        try:
-            app()
-        except KeyboardInterrupt:
-            stop()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a λ that the terminal lacks is a question mark
+    # who ends a job says it this way; finished work is kept as with Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app()

@@ -6,16 +6,13 @@ import contextlib
 import json
 import os
 import platform
-import select
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fldiag import plugins
-from fldiag.cli.interrupt import work_begins
 from fldiag.errors import FldiagError, error_place, error_text, out_of_memory, printable
 from fldiag.results.progress import progress_bar
 from fldiag.version import version
@@ -25,13 +22,9 @@ STOPPED = "stopped", "finished work is kept; run the same command again to conti
 
 
 class Console:
-    """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr.
-
-    A verb makes one when it has imported what it needs: it begins to work, and Ctrl-C no longer ends the process at once.
-    """
+    """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr."""
 
     def __init__(self, machine: bool = False):
-        work_begins()
         self.machine = machine
         self.result: dict[str, Any] = {}
 
@@ -81,6 +74,20 @@ class Console:
         width = None if sys.stdout.isatty() else 160
         Rich(width=width, highlight=False).print(table)
 
+    def show(self, summary: Iterable[Any]) -> None:
+        """The summary of a table; for machines its rows, and what the notes are about."""
+        from fldiag.results.summary import Note, Say, Small
+
+        for item in summary:
+            if isinstance(item, Small):
+                self.table(list(item.rows), dict(item.columns))
+            elif isinstance(item, Say):
+                self.say(item.text)
+            elif isinstance(item, Note):
+                self.note(item.text)
+            for key, value in (getattr(item, "about", None) or {}).items():
+                self.result.setdefault(key, []).append(value)
+
     def done(self, *paths: Path) -> None:
         """The paths of what was written, a line each; the main file last."""
         self.result["paths"] = [str(p) for p in paths]
@@ -92,10 +99,7 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
-        """A callback ``(done, total, text)`` that draws a bar with the time remaining on a terminal, and is silent elsewhere.
-
-        The time remaining follows from the parts that were finished since the first call, or since one that changed the total.
-        """
+        """A callback ``(done, total, text)`` that draws a bar with the time remaining on a terminal, and is silent elsewhere."""
         if not sys.stderr.isatty():
             yield lambda done, total, text: None
             return
@@ -127,95 +131,56 @@ def errors(debug: bool) -> Iterator[None]:
     """One message with the remedy instead of a traceback. Exit codes: 1 failed or stopped, 2 wrong use. With ``debug`` the
     traceback, which ends with the versions of what a report of it needs."""
     try:
-        try:
-            with warnings.catch_warnings():
-                if not debug:
-                    warnings.showwarning = _short(warnings.showwarning)
-                yield
-        except BaseException as error:
-            if debug and not isinstance(error, SystemExit):
-                error.add_note(_versions())
-            raise
-    except FldiagError as error:
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = _short(warnings.showwarning)
+            yield
+    except (Exception, KeyboardInterrupt) as error:
         if debug:
+            error.add_note(_versions())
             raise
-        _complain(error.what, error.remedy)
-        sys.exit(2 if error.usage else 1)
-    except KeyboardInterrupt as stop:
-        if debug:
-            raise
-        _complain(*(stop.args or STOPPED))
-        sys.exit(1)
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, BrokenPipeError) and _is_unread():
-            sys.exit(1)
-        if isinstance(
-            error.__cause__, KeyboardInterrupt
-        ):  # which cut an import of an extension module short
-            _complain(*STOPPED)
-            sys.exit(1)
-        if out_of_memory(error):
-            _complain(
-                "out of memory",
-                "use fewer examples (--samples), a smaller --memory, or a larger machine",
-            )
-            sys.exit(1)
-        if place := error_place(error):
-            _complain(
-                f"{error_text(error)}, raised by code outside fldiag{place}",
-                "correct it there; --debug shows the traceback",
-            )
-            sys.exit(1)
-        _complain(
-            f"unexpected {error_text(error)}",
-            "run again with --debug for the traceback, and report it",
-        )
-        sys.exit(1)
+        if isinstance(error, BrokenPipeError):  # fldiag list | head -1
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:
+            for mark, text in zip(("error:", "  →"), _words(error), strict=True):
+                if text:
+                    print(mark, " ".join(printable(text).splitlines()), file=sys.stderr)
+        sys.exit(2 if isinstance(error, FldiagError) and error.usage else 1)
 
 
-def _is_unread() -> bool:
-    """Whether nobody reads the output any more (``fldiag list | head -1``), which is no error to speak of. The rest then goes
-    nowhere, also what Python writes when it ends."""
-    if not hasattr(select, "poll"):  # Windows
-        return False
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-    except (AttributeError, OSError, ValueError):  # stdout is no file
-        return False
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
+def _words(error: BaseException) -> tuple[str, str]:
+    """What is wrong, and what to do."""
+    if isinstance(error, FldiagError):
+        return error.what, error.remedy
+    # one that cut the import of an extension module short is the cause of another error
+    for stop in (error, error.__cause__):
+        if isinstance(stop, KeyboardInterrupt):
+            return stop.args if len(stop.args) == 2 else STOPPED  # type: ignore[return-value]
+    if out_of_memory(error):
+        return "out of memory", "use fewer --samples, a smaller --memory, or a larger machine"
+    if place := error_place(error):
+        what = f"{error_text(error)}, raised by code outside fldiag{place}"
+        return what, "correct it there; --debug shows the traceback"
+    what = f"unexpected {error_text(error)}"
+    return what, "run again with --debug for the traceback, and report it"
 
 
 def _versions() -> str:
-    names = {"fldiag": version(), "Python": platform.python_version()}
+    versions = {"fldiag": version(), "Python": platform.python_version()}
     for package in ("torch", "numpy", "pandas"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            names[package] = metadata.version(package)
-    return (
-        "Versions: " + ", ".join(f"{n} {v}" for n, v in names.items()) + f"; {platform.platform()}"
-    )
+            versions[package] = metadata.version(package)
+    listed = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return f"Versions: {listed}; {platform.platform()}"
 
 
 def _short(default: Callable[..., None]) -> Callable[..., None]:
-    """Shows the warnings of fldiag and of packages with verbs in one line, without the place in the code, which helps nobody
-    at the keyboard."""
+    """Shows the warnings of fldiag in one line, without the place in the code, which helps nobody at the keyboard."""
+    folder = Path(__file__).parents[1]
 
     def show(message: Warning | str, category: type[Warning], filename: str, *args: Any) -> None:
-        packages = (sys.modules.get(name) for name in ("fldiag", *plugins.loaded))
-        folders = [folder for package in packages for folder in getattr(package, "__path__", ())]
-        if not any(Path(filename).is_relative_to(folder) for folder in folders):
+        if not Path(filename).is_relative_to(folder):
             return default(message, category, filename, *args)
         print("warning:", " ".join(printable(str(message)).splitlines()), file=sys.stderr)
 
     return show
-
-
-def _complain(message: str, remedy: str) -> None:
-    for mark, text in (("error:", message), ("  →", remedy)):
-        if text:
-            print(mark, " ".join(printable(text).splitlines()), file=sys.stderr)

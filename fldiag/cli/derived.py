@@ -1,129 +1,144 @@
-"""The verb of a diagnostic, made from the catalogue: a diagnostic's file says its options, and nobody types them again."""
+"""The verbs of diagnostics, made from the registry: a diagnostic's file says its options, and nobody types them again."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fldiag import known
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
-from fldiag.plotting import sheet
+from fldiag.registry import Diagnostic, diagnostic
 
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with code 3 if there is a fault or a warning.")
 ]
-TARGETS = {
-    "problem": ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders."),
-    "checkpoints": (
-        "checkpoints",
-        list[Path],
-        "Checkpoint files (.pt, .safetensors) or run folders.",
-    ),
+FILES = ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders.")
+#: What a diagnostic is on -> its argument.
+TARGETS: dict[str, tuple[str, Any, str]] = {
+    "problem": FILES,
+    "checkpoints": FILES,
     "run": ("run", Path, "A run folder."),
     "clients": ("run", Path, "A run folder with client weights."),
     "runs": ("runs", list[Path], "Run folders."),
 }
 #: Options of subjects that only Python has, and the device, which all verbs have.
 UNTYPED = ("device", "round", "stack", "name")
-TYPES: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": bool,
-    "list[int]": list[int],
-    "list[float]": list[float],
-    "list[str]": list[str],
-}
 
 
-def verb(name: str, item: known.Item) -> Callable[..., None]:
+def command(name: str) -> Any:
+    """The verb of a diagnostic."""
+    return command_of(name, verb(diagnostic.get(name)))
+
+
+def command_of(name: str, target: Any) -> Any:
+    """A verb's function, or a Typer, as a command."""
+    if not isinstance(target, typer.Typer):
+        verb = target
+        target = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        target.command(name)(verb)
+    command: Any = typer.main.get_command(target)
+    command.name = name
+    return command
+
+
+def verb(entry: Diagnostic) -> Callable[..., None]:
     """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
-    argument, kind, text = TARGETS[item["on"]]
-    typed = {o["name"]: o for o in item["options"] if o["type"] in TYPES and o["name"] != "device"}
-    own_names = [o["name"] for o in item["options"]]
-    shared = {
-        o["name"]: o
-        for o in known.built_in()["subjects"][known.SUBJECTS[item["on"]]]["options"]
-        if o["name"] not in (*own_names, *UNTYPED)
-    }
-    flags = {
-        name: {"name": name, "type": "bool", "default": False, "help": flag["help"]}
-        for name, flag in item["flags"].items()
-    }
-    options = {**typed, **flags, **shared}
-    pictured = {
-        n: kind
-        for n, kind in (("width", Width), ("format", Format))
-        if item["draws"] and n not in options
+    from fldiag.diagnosis.options import BY_SUBJECT
+
+    argument, kind, text = TARGETS[entry.on]
+    own, shared = entry.options.model_fields, BY_SUBJECT[entry.on].model_fields
+    options = {n: _parameter(n, f) for n, f in own.items() if n != "device" and typed(f.annotation)}
+    options |= {n: _flag(n, flag.help) for n, flag in entry.flags.items()}
+    options |= {n: _parameter(n, f) for n, f in shared.items() if n not in (*own, *UNTYPED)}
+    pictured = {"width": Width, "format": Format} if entry.draw else {}
+    pictured = {n: kind for n, kind in pictured.items() if n not in options}
+    others: dict[str, tuple[Any, Any]] = {
+        **({"strict": (Strict, False)} if entry.fails else {}),
+        "out": (Out, None),
+        **{n: (kind, None) for n, kind in pictured.items()},
+        "allow_code": (AllowCode, None),
+        "trust_file": (TrustFile, False),
+        "json": (Json, False),
+        "device": (Device, "auto"),
+        "debug": (Debug, False),
     }
     parameters = [
-        _parameter(argument, Annotated[kind, typer.Argument(help=text)]),
-        *(_parameter(n, Annotated[_kind(o), _option(o)], _default(o)) for n, o in options.items()),
-        *([_parameter("strict", Strict, False)] if item["fails"] else []),
-        _parameter("out", Out, None),
-        *(_parameter(n, kind, None) for n, kind in pictured.items()),
-        _parameter("allow_code", AllowCode, None),
-        _parameter("trust_file", TrustFile, False),
-        _parameter("json", Json, False),
-        _parameter("device", Device, "auto"),
-        _parameter("debug", Debug, False),
+        _keyword(argument, Annotated[kind, typer.Argument(help=text)]),
+        *options.values(),
+        *(_keyword(n, kind, default) for n, (kind, default) in others.items()),
     ]
 
     def run(**values: Any) -> None:
-        with errors(values.pop("debug")):
-            from fldiag.cli import asking
-
-            targets, out, console = (
-                values.pop(argument),
-                values.pop("out"),
-                Console(values.pop("json")),
-            )
-            allow_code = values.pop("allow_code") or []
-            # of a diagnostic that cannot fail, such as spectrum, it is an option like others
-            strict = values.pop("strict") if item["fails"] else False
-            changes = {
-                n: v
-                for n, v in values.items()
-                if n in options and v is not None and v != _default(options[n])
-            }
-            if takes_device(item):
+        with errors(values["debug"]):
+            targets = values[argument]
+            changes = {n: values[n] for n, p in options.items() if values[n] != p.default}
+            if takes_device(entry):
                 changes["device"] = values["device"]
-            with sheet.use_sheet(**{n: values[n] for n in pictured}):
-                asking.ask(
-                    console,
-                    name,
-                    targets if isinstance(targets, list) else [targets],
-                    changes,
-                    out,
-                    strict,
-                    allow_code,
-                )
+            ask(
+                Console(values["json"]),
+                entry.name,
+                targets if isinstance(targets, list) else [targets],
+                changes,
+                values["out"],
+                strict=entry.fails is not None and values["strict"],
+                allow_code=values["allow_code"] or [],
+                sheet={n: values[n] for n in pictured},
+            )
 
-    run.__name__, run.__doc__ = (
-        name,
-        f"{item['summary']}\n\nExample: fldiag {name} {item['example'] or '…'}",
-    )
+    run.__name__ = entry.name
+    run.__doc__ = f"{entry.headline}\n\nExample: fldiag {entry.name} {entry.example or '…'}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
-def group(item: known.Item) -> str:
-    """The group of ``fldiag --help`` that the verb belongs to."""
-    return "Weights" if item["on"] in ("problem", "checkpoints") else "Clients"
+def ask(
+    console: Console,
+    name: str,
+    paths: Sequence[Path],
+    options: Mapping[str, Any],
+    out: Path | None,
+    *,
+    strict: bool = False,
+    allow_code: Sequence[str] = (),
+    sheet: Mapping[str, Any],
+) -> None:
+    """Open, ask, write, and say what a person reads first; with ``strict`` exit code 3 where a check failed."""
+    from fldiag.diagnosis.answer import answer
+    from fldiag.plotting.sheet import use_sheet
+
+    with use_sheet(**sheet):
+        answers = answer(
+            name,
+            paths,
+            options,
+            out=out,
+            allow_code=allow_code,
+            bar=console.progress,
+            tell=console.note,
+        )
+    for reply in answers:
+        console.show(reply.summary())
+    first, *others = answers
+    # what people look at first is named last
+    console.done(*(file for reply in (*others, first) for file in reply.files))
+    if strict and any(r.entry.fails is not None and r.entry.fails(r.table) for r in answers):
+        sys.exit(3)
 
 
-def takes_device(item: known.Item) -> bool:
+def takes_device(entry: Diagnostic) -> bool:
     """Whether the diagnostic computes on a device: its subjects are put there, or it has an option for it."""
-    return item["on"] != "runs" or any(o["name"] == "device" for o in item["options"])
+    return entry.on != "runs" or "device" in entry.options.model_fields
 
 
-def _parameter(
+def _keyword(
     name: str, annotation: Any, default: Any = inspect.Parameter.empty
 ) -> inspect.Parameter:
     return inspect.Parameter(
@@ -131,35 +146,45 @@ def _parameter(
     )
 
 
-def _default(option: known.Item) -> Any:
-    """A list's default stands in its help: given values replace it and are not added."""
-    return None if option["type"].startswith("list") else option["default"]
+def _flag(name: str, text: str) -> inspect.Parameter:
+    flag = typer.Option(f"--{name.replace('_', '-')}", help=text)
+    return _keyword(name, Annotated[bool, flag], False)
 
 
-def _kind(option: known.Item) -> Any:
-    kind = TYPES[option["type"]]
-    return kind | None if _default(option) is None else kind
+def _parameter(name: str, field: Any) -> inspect.Parameter:
+    """An option; what Python takes as any object is text when it is typed. Where its Field says
+    ``json_schema_extra={"advanced": True}``, the help shows it among the rare ones."""
+    kind = typed(field.annotation) or str
+    flag, text, default = f"--{name.replace('_', '-')}", field.description or "", field.default
+    flags = [flag, f"-{name}"] if len(name) == 1 else [flag]
+    if kind is bool and default:
+        flags = [f"{flag}/--no-{flag[2:]}"]
+    if isinstance(default, (list, tuple)):  # values that are typed replace it and are not added
+        values = ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default)
+        text, default = f"{text} May be given several times; default {values}.", None
+    extra = field.json_schema_extra
+    is_rare = isinstance(extra, dict) and extra.get("advanced")
+    option = typer.Option(*flags, help=text, rich_help_panel="Advanced" if is_rare else None)
+    if field.is_required():
+        return _keyword(name, Annotated[kind, option])
+    return _keyword(name, Annotated[kind | None if default is None else kind, option], default)
 
 
-def _option(option: known.Item) -> Any:
-    name = f"--{option['name'].replace('_', '-')}"
-    panel = "Advanced" if option.get("advanced") else None
-    if option["type"] == "bool" and option["default"]:
-        return typer.Option(f"{name}/--no-{name[2:]}", help=option["help"], rich_help_panel=panel)
-    default = option["default"]
-    several = (
-        ""
-        if not isinstance(default, list)
-        else f" May be given several times; default {', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in default)}."
-    )
-    names = [name, f"-{option['name']}"] if len(option["name"]) == 1 else [name]
-    return typer.Option(*names, help=option["help"] + several, rich_help_panel=panel)
+def typed(annotation: Any) -> Any:
+    """The type of an option on the command line; None where it cannot be typed.
 
-
-def command(name: str) -> Any:
-    """The verb of another package's diagnostic, which is imported for it."""
-    with errors(debug=False):
-        item = known.item("diagnostics", name)
-    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name)(verb(name, item or {}))
-    return typer.main.get_command(alone)
+    >>> typed(int | None), typed(typing.Literal["kl", "l2"]), typed(tuple[float, ...]), typed(dict)
+    (<class 'int'>, <class 'str'>, list[float], None)
+    """
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return typed(args[0])
+    if origin is typing.Literal:
+        return str
+    if origin in (typing.Union, types.UnionType):
+        kinds = {typed(a) for a in args if a is not type(None)}
+        return kinds.pop() if len(kinds) == 1 else None
+    if origin in (tuple, list):
+        inner = typed(args[0])
+        return None if inner is None else list[inner]  # type: ignore[valid-type]
+    return annotation if annotation in (int, float, str, bool) else None

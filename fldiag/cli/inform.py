@@ -1,16 +1,18 @@
-"""Verbs that say what there is. They read the catalogue, so they answer at once."""
+"""Verbs that say what there is."""
 
 from __future__ import annotations
 
+import types
+import typing
 from typing import Annotated, Any
 
 import typer
 
-from fldiag import known
+from fldiag import names
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Debug, Json
-from fldiag.errors import FldiagError, unknown
+from fldiag.errors import unknown
 
 NEEDS = {
     "public": "unlabelled public inputs (data.public)",
@@ -23,35 +25,24 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="methods, models, datasets, diagnostics, presets, settings or figures. Default: all of them."
+            help="methods, models, datasets, diagnostics, presets or figures. Default: all of them."
         ),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List methods, models, data sets, diagnostics, presets, settings or figures, or all of them.
+    """List methods, models, data sets, diagnostics, presets or figures, or all of them.
 
     Example: fldiag list methods
     """
     with errors(debug):
         console = Console(json)
-        if what is not None and what not in known.kinds():
-            raise unknown("list", what, known.kinds())
-        for kind in known.kinds() if what is None else [what]:
-            try:
-                names = known.names(kind)
-            except FldiagError as error:
-                if what is not None:
-                    raise
-                console.note(str(error))  # another package's list that is broken
-                continue
+        for kind in names.kinds() if what is None else [what]:
             if what is None:
                 console.say(kind)
-            kinds = {"kind": kind} if what is None else {}
-            console.table(
-                [{**kinds, "name": name, "what": summary} for name, summary in names.items()],
-                {"name": "name", "what": "what it is"},
-            )
+            about = {"kind": kind} if what is None else {}
+            rows = [{**about, "name": n, "what": line} for n, line in names.of(kind).items()]
+            console.table(rows, {"name": "name", "what": "what it is"})
         if json:
             console.done()
 
@@ -72,84 +63,91 @@ def explain(
     Example: fldiag explain fedsol
     """
     with errors(debug):
-        console = Console(json)
-        if ":" in name:
-            from fldiag.method import own_entry  # imports torch
+        from fldiag import registry
+        from fldiag.config import settings
+        from fldiag.method import own_entry
 
-            entry: known.Item | None = known.describe(own_entry(name, {name}))
+        console = Console(json)
+        kinds: list[registry.Registry[Any]] = [
+            registry.method,
+            registry.model,
+            registry.dataset,
+            registry.diagnostic,
+        ]
+        entries: list[Any] = [own_entry(name, {name})] if ":" in name else []
+        entries += [kind.get(name) for kind in kinds if ":" not in name and name in kind]
+        fields = {
+            key: field
+            for key, field in settings().items()
+            if name in ("settings", key, *key.partition(".")[::2])
+        }
+        if entries:
+            _explain(console, entries[0])
+        elif fields:
+            _options(console, fields)
+            console.say(
+                "Set one with --set KEY=VALUE, in a TOML file, or in Python with KEY=VALUE."
+            )
         else:
-            entry = next((item for kind in known.KINDS if (item := known.item(kind, name))), None)
-        keys = known.settings(name)
-        if entry is not None:
-            _explain(console, name, entry)
-        elif keys:
-            _explain_settings(console, keys)
-        else:
-            sections = {key.partition(".")[0] for key in known.settings()}
-            names = [n for kind in known.KINDS for n in known.names(kind)]
-            raise unknown("name", name, [*names, "settings", *sections, *known.settings()])
+            sections = {key.partition(".")[0] for key in settings()}
+            listed = [n for kind in kinds for n in kind.names()]
+            raise unknown("name", name, [*listed, "settings", *sections, *settings()])
         if json:
             console.done()
 
 
-def _explain(console: Console, name: str, item: known.Item) -> None:
-    meta = item["meta"]
-    console.say(f"{item['kind']} {name}\n\n{item['doc']}\n")
+def _explain(console: Console, entry: Any) -> None:
+    meta = {k: v for k, v in entry.meta.items() if not callable(v)}
+    console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")
     if meta.get("source"):
         console.say(f"Source:      {meta['source']}")
-    if meta.get("read"):
-        console.say(f"Of its sources read: {meta['read']}")
     if meta.get("neutral"):
         setting = ", ".join(f"{k} = {v}" for k, v in meta["neutral"].items())
         console.say(f"With {setting} it equals {meta['equals']}.")
     if meta.get("needs"):
         console.say("Needs:       " + ", ".join(NEEDS[need] for need in meta["needs"]))
-    if item["kind"] == "diagnostic" and name in known.FLAGS:
-        console.say(f"Typed as:    fldiag {known.FLAGS[name]}, or fldiag {known.command(name)}")
-    for flag_name, flag in item.get("flags", {}).items():
-        console.say(f"With {flag_name} also {flag['diagnostic']} is computed.")
-    console.result |= {"kind": item["kind"], "name": name, "doc": item["doc"], **meta}
+    console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
+    _options(console, entry.options.model_fields)
+
+
+def _options(console: Console, fields: dict[str, Any]) -> None:
     rows = [
         {
-            "option": o["name"],
-            "default": "(required)" if o["required"] else _show(o["default"]),
-            "values": o["values"],
-            "help": o["help"],
+            "option": key,
+            "default": "(required)" if field.is_required() else _show(field.default),
+            "values": _values(field.annotation, field.metadata),
+            "help": field.description or "",
         }
-        for o in item["options"]
+        for key, field in fields.items()
     ]
-    help_column = {"help": "what it is"} if any(row["help"] for row in rows) else {}
     console.table(
-        rows, {"option": "option", "default": "default", "values": "values", **help_column}
-    )
-
-
-def _explain_settings(console: Console, keys: dict[str, known.Item]) -> None:
-    for key, item in keys.items() if len(keys) == 1 else ():
-        console.say(f"setting {key}\n\n{item['summary']}\n")
-    rows = [
-        {
-            "key": key,
-            "default": _show(item["default"]),
-            "values": item["values"] + (f" ({item['unit']})" if item["unit"] else ""),
-            "papers": "; ".join(f"{paper} {values}" for paper, values in item["papers"].items()),
-            "help": item["summary"],
-        }
-        for key, item in keys.items()
-    ]
-    columns = {"key": "key", "default": "default", "values": "values", "papers": "papers' presets"}
-    console.table(rows, columns if len(keys) == 1 else {**columns, "help": "what it is"})
-    console.say(
-        "Set one with --set KEY=VALUE, in a TOML file, or in Python: "
-        "fldiag.Config.load(PRESET, section__key=VALUE)."
+        rows, {"option": "option", "default": "default", "values": "values", "help": "what it is"}
     )
 
 
 def _show(value: Any) -> str:
-    return (
-        "none"
-        if value is None
-        else ", ".join(map(str, value))
-        if isinstance(value, list)
-        else str(value)
-    )
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def _values(annotation: Any, metadata: Any = ()) -> str:
+    """Type and bounds of an option in words: ``float >= 0``, ``kl | l2``."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _values(args[0], args[1:])
+    if origin is typing.Literal:
+        return " | ".join(map(str, args))
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join("none" if a is type(None) else _values(a) for a in args)
+    if origin in (tuple, list):
+        return f"list of {_values(args[0])}"
+    bounds = [bound for one in metadata for bound in getattr(one, "metadata", [one])]
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    limits = [
+        f"{sign} {getattr(bound, key):g}"
+        for bound in bounds
+        for key, sign in signs.items()
+        if getattr(bound, key, None) is not None
+    ]
+    return " ".join([getattr(annotation, "__name__", str(annotation)), *limits])

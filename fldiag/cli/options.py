@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fldiag.runs.trust import trust
+
+def _trust() -> None:
+    from fldiag.runs.trust import trust
+
+    trust()
+
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -55,8 +60,14 @@ TrustFile = Annotated[
         "--trust-file",
         help="The .pt files are your own. Torch before 2.10 cannot read those of strangers safely, so that fldiag refuses them "
         "there without this.",
-        callback=lambda value: trust() if value else None,
+        callback=lambda value: _trust() if value else None,
         expose_value=False,
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Override a setting: section.key=value; may be given several times."
     ),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]

@@ -148,7 +148,7 @@ class Reader:
                     raise
                 problem = open_subject(member, ProblemOptions(**self.subject_options))
             assert isinstance(problem, Problem)
-            scores, targets = problem.scores(), list(problem.targets())
+            scores, (_, y) = problem.scores(), problem.outputs()
             if scores.each is None:
                 raise FldiagError(
                     "the loss cannot be taken example by example",
@@ -157,11 +157,7 @@ class Reader:
             right = scores.right
             if right is not None and right.dtype != torch.bool:  # several targets an example
                 right = None
-            y = (
-                torch.cat(targets)
-                if all(isinstance(t, torch.Tensor) for t in targets)
-                else torch.empty(0)
-            )
+            y = y if isinstance(y, torch.Tensor) else torch.empty(0)
             return Tested(
                 None if right is None else right.cpu().numpy(),
                 scores.each.cpu().numpy(),

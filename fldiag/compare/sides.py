@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fldiag.config import recipe
 from fldiag.diagnosis.subjects import load
 from fldiag.errors import FldiagError
-from fldiag.identity import recipe
 from fldiag.results.uncertainty import SEEDS
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint

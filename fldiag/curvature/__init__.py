@@ -1,1 +1,1 @@
-"""Matrix-free linear algebra: Hessian-vector products and eigensolvers with measured residuals."""
+"""Products with curvature matrices, and eigenvalues of what is known by its products alone."""

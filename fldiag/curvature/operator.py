@@ -1,140 +1,161 @@
-"""A curvature matrix as a sum over batches: what every form of the product shares."""
+"""Curvature matrices as operators v -> Mv, by automatic differentiation, for any network that autograd can differentiate twice.
+
+Hessian: H v is the derivative of the gradient's own graph (Pearlmutter, Neural Computation 1994, in its reverse-over-reverse
+form). Gauss-Newton: J^T H_L J v (Schraudolph, Neural Computation 2002), with J v as the derivative of the linear u -> J^T u.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import grad
 
-from fldiag.errors import FldiagError
+from fldiag.choices import Matrix
+from fldiag.errors import FldiagError, first_line, out_of_memory
 
-#: Numbers added at a time.
-PIECE = 1 << 17
-
-
-def add(total: Tensor, part: Tensor, share: float) -> None:
-    """``total += share * part``, total (contiguous) in float64. On the CPU in pieces that stay in the cache: a float64 copy of
-    all of a large ``part`` is fresh memory every time, which takes longer than the sum."""
-    if total.device.type != "cpu" or part.dtype == total.dtype:
-        total.add_(part, alpha=share)
-        return
-    wide = torch.empty(min(PIECE, part.numel()), dtype=total.dtype, device=total.device)
-    for place, piece in zip(
-        total.view(-1).split(PIECE), part.reshape(-1).split(PIECE), strict=True
-    ):
-        place.add_(wide[: len(piece)].copy_(piece), alpha=share)
+#: v [P] -> Mv [P], both in float64.
+Operator = Callable[[Tensor], Tensor]
+#: Weights by name -> outputs of a batch, and its share of the loss as a function of them.
+Batch = Callable[[Mapping[str, Tensor]], tuple[Any, Callable[[Any], Tensor]]]
+#: Pieces of v, one a tensor -> those of its product (None: zero).
+Product = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
 
 
-def not_finite() -> FldiagError:
-    """The error of a product that holds NaN or infinite values."""
-    return FldiagError(
-        "a Hessian-vector product is not finite although loss and gradient are: a norm or square root at 0, or "
-        "weights that diverged",
-        "keep the argument off 0, for example sqrt(x**2 + 1e-12); use dtype float64, or diagnose weights from before the "
-        "training diverged",
-    )
+def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
+    """Products with the Hessian of ``loss(z)`` in the leaves, from which z was computed."""
+    slopes = grad(loss(z), leaves, create_graph=True, allow_unused=True)
+    curved = [i for i, slope in enumerate(slopes) if slope is not None and slope.requires_grad]
 
+    def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        if not curved:  # linear in the weights
+            return [None] * len(leaves)
+        outputs, vectors = [slopes[i] for i in curved], [v[i] for i in curved]
+        return grad(outputs, leaves, vectors, retain_graph=True, allow_unused=True)
 
-def finite(product: Tensor) -> Tensor:
-    """The product. Raises FldiagError where it holds NaN or infinite values."""
-    if not bool(torch.isfinite(torch.linalg.vector_norm(product))):
-        raise not_finite()
     return product
 
 
-class Operator:
-    """``sum_i shares[i] * M_i + shift * I`` with M_i the [P, P] curvature of batch i, as ``v [P] -> Mv [P]`` in float64.
+def ggn_product(z: Tensor, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
+    """Products with J^T H_L J: J is the derivative of z in the leaves, H_L the Hessian of the loss in z."""
+    at, u = z.detach().requires_grad_(), torch.zeros_like(z).requires_grad_()
+    slope = grad(loss(at), at, create_graph=True)[0]
+    back = grad(z, leaves, u, create_graph=True, allow_unused=True)  # J^T u, linear in u
+    used = [i for i, b in enumerate(back) if b is not None]
 
-    A form of the product says how batch i is prepared (what does not depend on v: a graph, activations) and
-    how the prepared batch multiplies. What was prepared for a batch stays for the next product while the
-    first ``keep`` batches last; the rest is prepared anew
-    every time. ``products`` counts the products, ``form`` names the form. ``w`` is not copied, and must not change meanwhile.
+    def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        if not slope.requires_grad:  # linear in the outputs
+            return [None] * len(leaves)
+        jv = grad([back[i] for i in used], u, [v[i] for i in used], retain_graph=True)[0]
+        curved = grad(slope, at, jv, retain_graph=True)[0]
+        return grad(z, leaves, curved, retain_graph=True, allow_unused=True)
+
+    return product
+
+
+class Curvature:
+    """The sum over batches of their Hessians or Gauss-Newton matrices, v [P] -> Mv [P] in float64.
+
+    ``products`` counts how often it was multiplied.
+
+    Args:
+        batches: functions of the weights.
+        weights: name -> tensor; P is the number of all their entries, in this order.
+        matrix: hessian or ggn.
+        keep: how many batches keep their graph for the next product, which saves about 40 % of it.
+        shift: a multiple of the identity that is added.
+
+    >>> square = Curvature([lambda w: (w["a"], lambda z: z.square().sum())], {"a": torch.ones(2)})
+    >>> square(torch.tensor([1.0, 3.0])), square.products
+    (tensor([2., 6.], dtype=torch.float64), 1)
     """
 
-    form = ""
-    shift = 0.0
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        weights: Mapping[str, Tensor],
+        *,
+        matrix: Matrix = "hessian",
+        keep: int = 0,
+        shift: float = 0.0,
+    ):
+        self.batches, self.keep, self.shift, self.products = batches, keep, shift, 0
+        self.weights = {n: t.detach().clone().requires_grad_() for n, t in weights.items()}
+        self.sizes = [t.numel() for t in self.weights.values()]
+        self.size = sum(self.sizes)
+        self._form = hessian_product if matrix == "hessian" else ggn_product
+        self._graphs: dict[int, Product] = {}
 
-    def __init__(self, w: Tensor, shares: Sequence[float], keep: int = 0):
-        # under inference_mode it could not be differentiated at
-        self._w = w.clone() if w.is_inference() else w.detach()
-        self._shares, self._keep = list(shares), keep
-        self._prepared: dict[int, Any] = {}
-        self._buffer: Tensor | None = None
-        self.products = 0
-
-    @property
-    def size(self) -> int:
-        return self._w.numel()
-
-    def _prepare(self, i: int) -> Any:
-        raise NotImplementedError
-
-    def _product(self, prepared: Any, v: Tensor) -> Any:
-        """M_i v as ``_add`` takes it, None for zero."""
-        raise NotImplementedError
+    def _prepare(self, i: int) -> Product:
+        if i in self._graphs:
+            return self._graphs[i]
+        z, loss = self.batches[i](self.weights)
+        product = self._form(z, loss, list(self.weights.values()))
+        if i < self.keep:
+            self._graphs[i] = product
+        return product
 
     def __call__(self, v: Tensor) -> Tensor:
-        """M v [P] in float64; the batches are summed in float64.
+        """The product with v [P].
 
-        Raises FldiagError when v has another size, or when a part of the model has no second derivative.
+        Raises FldiagError for a vector of another length, a product that is not finite, and a model that cannot be
+        differentiated twice.
         """
-        if v.shape != self._w.shape:
+        if v.shape != (self.size,):
             raise FldiagError(
-                f"the vector has shape {list(v.shape)}, the weights have {list(self._w.shape)}",
-                "give a vector as long as the weights",
+                f"a vector {list(v.shape)} for a matrix of {self.size} rows",
+                "give one entry a weight",
             )
-        total = (
-            self.shift * v.detach().double()
-            if self.shift
-            else torch.zeros_like(self._w, dtype=torch.float64)
-        )
-        v = self._narrow(v.detach())
-        with torch.autocast(self._w.device.type, enabled=False):
-            for i, share in enumerate(self._shares):
-                prepared = self._prepared[i] if i in self._prepared else self._prepare(i)
-                if i < self._keep:
-                    self._prepared[i] = prepared
-                part = self._product(prepared, v)
+        total = self.shift * v.double()
+        leaves = self.weights.values()
+        pieces = [p.view_as(t).to(t) for p, t in zip(v.split(self.sizes), leaves, strict=True)]
+        for i in range(len(self.batches)):
+            try:
+                with torch.enable_grad():
+                    parts = self._prepare(i)(pieces)
+            except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
+                text = f"the model cannot be differentiated twice: {first_line(error)}"
+                raise FldiagError(text, "replace the operation that has no derivative") from error
+            for place, part in zip(total.split(self.sizes), parts, strict=True):
                 if part is not None:
-                    self._add(total, part, share)
+                    place += part.reshape(-1)
         self.products += 1
-        return total
-
-    def _narrow(self, v: Tensor) -> Tensor:
-        """v in the weights' precision, in memory that is used again: fresh memory takes longer than the conversion."""
-        if (v.dtype, v.device) == (self._w.dtype, self._w.device):
-            return v
-        if self._buffer is None:
-            self._buffer = torch.empty_like(self._w)
-        return self._buffer.copy_(v)
-
-    def _add(self, total: Tensor, part: Any, share: float) -> None:
-        add(total, part, share)
-
-    def release(self) -> None:
-        """Frees what was kept; the operator still works."""
-        self._prepared.clear()
-        self._buffer = None
+        return finite(total)
 
 
-class OperatorBlock:
-    """The rows and columns ``index`` [p] of an operator: its diagonal block on some of the weights."""
+class Differences:
+    """Products v -> Hv [P] in float64 by central differences of a gradient [P] -> [P], for what cannot be differentiated twice.
 
-    def __init__(self, operator: Operator, index: Tensor):
-        self._operator, self._index = operator, index
+    The step is the cube root of the rounding error, relative to the weights: there, the error of the formula and that of
+    rounding are about alike (Nocedal and Wright, *Numerical Optimization*, 8.1).
+    """
 
-    @property
-    def size(self) -> int:
-        return self._index.numel()
-
-    @property
-    def products(self) -> int:
-        return self._operator.products
+    def __init__(self, gradient: Callable[[Tensor], Tensor], w: Tensor):
+        self.gradient, self.w, self.size, self.products = gradient, w, len(w), 0
+        self.sizes = [self.size]
+        self.step = torch.finfo(w.dtype).eps ** (1 / 3) * max(1.0, float(w.double().norm()))
 
     def __call__(self, v: Tensor) -> Tensor:
-        """[p] -> [p] in float64."""
-        padded = torch.zeros(self._operator.size, dtype=torch.float64, device=v.device)
-        padded[self._index] = v.double()
-        return self._operator(padded)[self._index]
+        self.products += 1
+        length = float(v.double().norm())
+        return finite(self.along(v / length, self.step) * length) if length else v.double()
+
+    def along(self, v: Tensor, step: float) -> Tensor:
+        """The product with v of unit length, by steps of this length."""
+        ahead, behind = ((self.w.double() + s * v.double()).to(self.w) for s in (step, -step))
+        apart = float((ahead.double() - behind.double()).norm())  # as rounded
+        return (self.gradient(ahead) - self.gradient(behind)) / apart
+
+
+def finite(product: Tensor) -> Tensor:
+    """The product. Raises FldiagError where it holds NaN or infinity."""
+    if not bool(torch.isfinite(product.norm())):
+        raise FldiagError(
+            "a Hessian-vector product is not finite",
+            "use dtype float64, or weights from before the training diverged",
+        )
+    return product

@@ -3,6 +3,6 @@
 from fldiag.data import partition
 from fldiag.data.dataset import Dataset
 from fldiag.data.slices import Slice, take
-from fldiag.data.sources import load, of, remarks
+from fldiag.data.sources import load, remarks
 
-__all__ = ["Dataset", "Slice", "load", "of", "partition", "remarks", "take"]
+__all__ = ["Dataset", "Slice", "load", "partition", "remarks", "take"]

@@ -1,187 +1,79 @@
-"""Text sets, known by name or one's own tables."""
+"""Texts: the sets that are known by name, tables of one's own, and how they become token numbers (library ``tokenizers``)."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag import registry
+from fldiag import minilm
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
-from fldiag.data.images import need_folder
-from fldiag.data.words import Text, Words
+from fldiag.data.named import folder
 from fldiag.errors import FldiagError, first_line
-from fldiag.sections import LENGTH, VOCABULARY
+from fldiag.sections import LENGTH, SPECIAL, VOCABULARY, DataSection
 
+PAD, UNKNOWN, START, END = range(4)
+#: One text, or two that belong together (a premise and a hypothesis).
+Text = tuple[str, ...]
 #: Names that a column may have, in the order in which they are looked for.
-LABELS, TEXTS, SECONDS = ("label",), ("text", "sentence", "premise"), ("text_b", "hypothesis")
+COLUMNS = (("label",), ("text", "sentence", "premise"), ("text_b", "hypothesis"))
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
-
-@dataclass(frozen=True)
-class Reading:
-    """How texts become numbers: so many word pieces, learnt or MiniLM's, and so many tokens a text; of so many training texts
-    (None: all)."""
-
-    vocabulary: int = VOCABULARY
-    length: int = LENGTH
-    examples: int | None = None
-    tokenizer: str | None = None
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Reading:
-        """What the section ``data`` of a config says; None: the default."""
-        return cls(**{f.name: data[f.name] for f in fields(cls) if data.get(f.name)})
+#: name -> what it is, its classes, and what its training texts may be called instead. Files: <name>_train.tsv and
+#: <name>_test.tsv under the data folder.
+SETS: dict[str, tuple[str, int, str]] = {
+    "sst2": ("SST-2 film reviews, 2 classes (Socher et al., EMNLP 2013).", 2, ""),
+    "snli": ("SNLI pairs of sentences, 3 classes (Bowman et al., EMNLP 2015).", 3, "dev"),
+    "agnews": ("AG News, 4 classes (Zhang et al., NIPS 2015).", 4, "train_sample_10k"),
+    "mnli": ("MultiNLI pairs of sentences, 3 classes (Williams et al., NAACL 2018).", 3, ""),
+    "sent140": ("Sentiment140 tweets, 2 classes (Go et al., 2009).", 2, ""),
+    "marc": ("Amazon reviews in English, 5 classes (Keung et al., EMNLP 2020).", 5, ""),
+    "yelp": ("Yelp reviews, 5 classes (Zhang et al., NIPS 2015).", 5, ""),
+}
 
 
-@dataclass(frozen=True)
-class TextSet:
-    """What a named set must look like, which of its files are training data (the first that is there), and its source."""
-
-    name: str
-    classes: int
-    train: tuple[str, ...]
-    summary: str
-    source: str
+def find(section: DataSection) -> Dataset:
+    """A set of ``SETS``. Raises FldiagError where its files are not there or hold something else."""
+    name, home = section.name, folder(section)
+    _, classes, other = SETS[name]
+    train = _read(*(home / f"{name}_{part}" for part in ("train", other) if part))
+    return _dataset([train, _read(home / f"{name}_test")], section, classes)
 
 
-SETS = (
-    TextSet(
-        "sst2",
-        2,
-        ("train",),
-        "SST-2 film reviews, sentences and phrases, 2 classes (negative, positive).",
-        "R. Socher et al., EMNLP 2013, as in GLUE; its dev split is the test split.",
-    ),
-    TextSet(
-        "snli",
-        3,
-        ("train", "dev"),
-        "SNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
-        "S. Bowman et al., EMNLP 2015; without a train file the dev file is trained on.",
-    ),
-    TextSet(
-        "agnews",
-        4,
-        ("train", "train_sample_10k"),
-        "AG News descriptions, 4 classes (World, Sports, Business, Sci/Tech).",
-        "A. Gulli's AG corpus, as arranged by X. Zhang et al., NIPS 2015.",
-    ),
-    TextSet(
-        "mnli",
-        3,
-        ("train",),
-        "MultiNLI pairs of sentences, 3 classes (entailment, neutral, contradiction).",
-        "A. Williams et al., NAACL 2018; its matched dev part is meant as the test part.",
-    ),
-    TextSet(
-        "sent140",
-        2,
-        ("train",),
-        "Sentiment140 tweets, 2 classes (negative, positive).",
-        "A. Go et al., 2009.",
-    ),
-    TextSet(
-        "marc",
-        5,
-        ("train",),
-        "Amazon reviews in English, 5 classes (stars).",
-        "P. Keung et al., EMNLP 2020 (MARC).",
-    ),
-    TextSet(
-        "yelp", 5, ("train",), "Yelp reviews, 5 classes (stars).", "X. Zhang et al., NIPS 2015."
-    ),
-)
+def table(section: DataSection) -> Dataset:
+    """The texts of ``csv:PATH``.
 
+    Args:
+        section: Its name is the path of a file with the columns ``label``, ``text`` (``text_b`` for pairs) and ``split`` (train
+            or test), or of a folder that holds train.csv and test.csv. Files may end with .csv or .tsv (which has no quotes),
+            and be compressed (.gz). Labels are numbers 0, 1, ... or names, which are numbered in alphabetical order.
 
-def table(path: str | os.PathLike[str], reading: Reading) -> Dataset:
-    """``csv:PATH``: a file with the columns ``label``, ``text`` (and ``text_b`` for pairs) and ``split`` (train or test), or a
-    folder that holds train.csv and test.csv. Files may end with .csv or .tsv, and be compressed (.gz). A .tsv has no quotes.
-    Without ``split`` about a fifth of the texts are for testing: a hash of the text decides, so that equal texts stay on
-    one side, whatever their order.
-
-    Labels are numbers 0, 1, ... or names, which are numbered in alphabetical order.
-
-    Raises FldiagError for what is missing or does not fit.
+    Raises:
+        FldiagError: What is missing or does not fit.
     """
-    path = Path(path).expanduser()
+    path = Path(section.name.removeprefix("csv:")).expanduser()
     if path.is_dir():
-        both = [_read(_file(path, split)) for split in ("train", "test")]
-    else:
-        frame = _read(path)
-        if "split" not in frame:
-            frame["split"] = [
-                "test" if _tested(text) else "train" for text in _columns(frame, str(path))[0]
-            ]
-            if frame["split"].nunique() < 2:
-                raise FldiagError(
-                    f"{path} has too few texts ({len(frame)}) for a fifth of them to be for testing",
-                    "give it a column 'split' with train and test, or more texts",
-                )
-            warnings.warn(
-                f"{path} has no column 'split': {sum(frame['split'] == 'test')} of its {len(frame)} texts, chosen by a "
-                "hash of the text, are for testing",
-                stacklevel=2,
-            )
-        elif not {"train", "test"} <= set(frame["split"]):
-            raise FldiagError(
-                f"{path} does not say which texts are for training and which for testing",
-                "give it a column 'split' with train and test, or name a folder with train.csv and test.csv",
-            )
-        both = [frame[frame["split"] == split] for split in ("train", "test")]
-    return _dataset(f"csv:{path}", both, reading, str(path))
+        return _dataset([_read(path / split) for split in ("train", "test")], section)
+    frame = _read(path)
+    if "split" not in frame:
+        raise FldiagError(f"{path} has no column 'split' with train and test", usage=True)
+    return _dataset([frame[frame["split"] == split] for split in ("train", "test")], section)
 
 
-def _tested(text: Text) -> bool:
-    return hashlib.sha256("\0".join(text).encode()).digest()[0] % 5 == 0
-
-
-def _dataset(
-    name: str,
-    both: Sequence[pd.DataFrame],
-    reading: Reading,
-    source: str,
-    classes: int | None = None,
-) -> Dataset:
-    (train, train_y), (test, test_y) = (_columns(frame, source) for frame in both)
-    names = sorted({*train_y, *test_y})
-    numbered = all(n.isdecimal() for n in names)
-    numbers = {n: int(n) if numbered else i for i, n in enumerate(names)}
-    labels = _labels(train_y, numbers)
-    if reading.examples is not None and reading.examples < len(labels):
-        subset = spread(labels, reading.examples)
-        train, labels = [train[int(i)] for i in subset], labels[subset]
-    words = (
-        Words.of_minilm(reading.length)
-        if reading.tokenizer
-        else Words.learn(train, reading.vocabulary, reading.length)
-    )
-    return Dataset(
-        name,
-        words.numbers(train),
-        labels,
-        words.numbers(test),
-        _labels(test_y, numbers),
-        classes=classes or max(numbers.values()) + 1,
-        words=words,
-        texts=(*train, *test),
-    )
-
-
-def _labels(names: list[str], numbers: dict[str, int]) -> Tensor:
-    return torch.tensor([numbers[name] for name in names])
-
-
-def _read(path: Path) -> pd.DataFrame:
+def _read(*stems: Path) -> pd.DataFrame:
+    """The table of the first name that is there, with an ending or without."""
+    paths = [Path(f"{stem}{ending}") for stem in stems for ending in ("", *TABLES)]
+    path = next((path for path in paths if path.is_file()), paths[0])
     tabs = ".tsv" in path.suffixes
     try:
         return pd.read_csv(
@@ -190,11 +82,8 @@ def _read(path: Path) -> pd.DataFrame:
             quoting=3 if tabs else 0,
             dtype=str,
             keep_default_na=False,
-            encoding="utf-8",
             lineterminator="\n" if tabs else None,
         )
-    except FileNotFoundError:
-        raise FldiagError(f"no file {path}", "check the path after csv:") from None
     except (OSError, ValueError, EOFError) as error:  # pandas' own errors are ValueErrors
         raise FldiagError(
             f"{path} is not a readable table ({first_line(error)})",
@@ -202,61 +91,130 @@ def _read(path: Path) -> pd.DataFrame:
         ) from None
 
 
-def _columns(frame: pd.DataFrame, source: str) -> tuple[list[Text], list[str]]:
-    label, text, second = (
-        next((c for c in names if c in frame), None) for names in (LABELS, TEXTS, SECONDS)
+def _dataset(
+    frames: Sequence[pd.DataFrame], section: DataSection, classes: int | None = None
+) -> Dataset:
+    name = section.name
+    (train, train_names), (test, test_names) = (_columns(frame, name) for frame in frames)
+    names = sorted({*train_names, *test_names})
+    numbered = all(n.isdecimal() for n in names)
+    numbers = {n: int(n) if numbered else i for i, n in enumerate(names)}
+    train_y, test_y = (torch.tensor([numbers[n] for n in y]) for y in (train_names, test_names))
+    if section.examples is not None and section.examples < len(train):
+        subset = spread(train_y, section.examples)
+        train, train_y = [train[i] for i in subset.tolist()], train_y[subset]
+    length = section.length or LENGTH
+    words = (
+        Words.of(minilm.pieces(SPECIAL)[0], length)
+        if section.tokenizer
+        else Words.learn(train, section.vocabulary or VOCABULARY, length)
     )
-    if label is None or text is None:
+    return Dataset(
+        name,
+        words.numbers(train),
+        train_y,
+        words.numbers(test),
+        test_y,
+        classes or max(numbers.values()) + 1,
+        words=words,
+        texts=(*train, *test),
+    )
+
+
+def _columns(frame: pd.DataFrame, source: str) -> tuple[list[Text], list[str]]:
+    label, text, second = (next((c for c in names if c in frame), None) for names in COLUMNS)
+    if label is None or text is None or not len(frame):
         raise FldiagError(
-            f"{source} has the columns {', '.join(map(str, frame.columns))}",
-            "name them label and text (and text_b for pairs)",
-        )
-    if not len(frame):
-        raise FldiagError(
-            f"{source} has no text to train or to test on", "give both splits at least one"
+            f"{source}: a split has {len(frame)} texts and the columns {', '.join(map(str, frame.columns))}",
+            "give both splits a text, and name the columns label and text (and text_b for pairs)",
         )
     texts = zip(*(frame[c] for c in (text, second) if c is not None), strict=True)
     return [*texts], [*frame[label]]
 
 
-def _file(folder: Path, stem: str) -> Path:
-    files = [
-        folder / f"{stem}{ending}" for ending in TABLES if (folder / f"{stem}{ending}").is_file()
-    ]
-    if not files:
-        raise FldiagError(
-            f"{folder} has no {stem}.csv",
-            f"it needs a train and a test table ({', '.join(TABLES)})",
+@dataclass(frozen=True)
+class Words:
+    """A tokenizer: ``spec`` is its ``tokenizer.json``, ``length`` the tokens of a text (longer ones are cut, shorter padded)."""
+
+    spec: str
+    length: int
+
+    @classmethod
+    def learn(cls, texts: Iterable[Text], pieces: int, length: int) -> Words:
+        """Word pieces in lower case: all characters of the texts, and the most frequent whole words.
+
+        The library's own training breaks ties by chance, so the vocabulary is counted here and the same texts always give the
+        same tokens. A word that is not in it is spelled in characters.
+
+        Raises FldiagError when ``pieces`` are fewer than the characters need, or ``tokenizers`` is not installed.
+        """
+        normal, split = _reading()
+        words: Counter[str] = Counter()
+        for text in texts:
+            for part in text:
+                words.update(word for word, _ in split.pre_tokenize_str(normal.normalize_str(part)))
+        letters = sorted({letter for word in words for letter in word})
+        vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+        if len(vocabulary) > pieces:
+            raise FldiagError(
+                f"data.vocabulary = {pieces}, and the characters of the texts alone need {len(vocabulary)}",
+                usage=True,
+            )
+        frequent = sorted(words.keys() - {*vocabulary}, key=lambda word: (-words[word], word))
+        return cls.of(vocabulary + frequent[: pieces - len(vocabulary)], length)
+
+    @classmethod
+    def of(cls, vocabulary: Sequence[str], length: int) -> Words:
+        """Word pieces in lower case, ``SPECIAL`` first; the longest that fits is taken."""
+        library = _library()
+        numbers = {word: i for i, word in enumerate(vocabulary)}
+        tokenizer = library.Tokenizer(library.models.WordPiece(numbers, unk_token=SPECIAL[1]))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = _reading()
+        tokenizer.post_processor = library.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", START), ("[SEP]", END)],
         )
-    return files[0]
-
-
-def _load_set(spec: TextSet, root: str | os.PathLike[str] | None, reading: Reading) -> Dataset:
-    folder = need_folder(spec.name, root, f"{spec.name}_train.tsv and {spec.name}_test.tsv")
-    paths = [folder / f"{spec.name}_{part}{ending}" for part in spec.train for ending in TABLES]
-    files = [path for path in paths if path.is_file()]
-    if not files:
-        raise FldiagError(
-            f"data set {spec.name!r} was not found: looked for {paths[0]} and {len(paths) - 1} other names",
-            f"write its texts as {spec.name}_train.tsv and {spec.name}_test.tsv (columns label and text) there",
+        tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
+        tokenizer.enable_truncation(length)
+        tokenizer.enable_padding(length=length, pad_id=PAD, pad_token=SPECIAL[0])
+        return cls(
+            json.dumps(json.loads(tokenizer.to_str()), sort_keys=True, ensure_ascii=False), length
         )
-    both = [_read(files[0]), _read(_file(folder, f"{spec.name}_test"))]
-    return _dataset(spec.name, both, reading, str(files[0]), spec.classes)
+
+    @cached_property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def numbers(self, texts: Sequence[Text]) -> Tensor:
+        """Token numbers of texts (or pairs), int32 [n, length]: [CLS] text [SEP], and of a pair the second text and [SEP]."""
+        numbers = np.empty((len(texts), self.length), dtype=np.int32)
+        # in pieces, as the library's answers take a hundred times the memory of the numbers
+        for start in range(0, len(texts), 1000):
+            batch = [text if len(text) == 2 else text[0] for text in texts[start : start + 1000]]
+            encoded = self._tokenizer.encode_batch(batch)
+            numbers[start : start + len(batch)] = [text.ids for text in encoded]
+        return torch.from_numpy(numbers)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return _library().Tokenizer.from_str(self.spec)
 
 
-def _register(spec: TextSet) -> None:
-    def build(
-        root: str | None = None, download: bool = False, reading: Reading | None = None
-    ) -> Dataset:
-        return _load_set(spec, root, reading or Reading())
-
-    build.__doc__ = (
-        f"{spec.summary}\n\nFrom {spec.name}_train.tsv and {spec.name}_test.tsv under data.root or $FLDIAG_DATA "
-        f"(columns label and text; .csv and .gz too). Word pieces are learnt from the training texts. {spec.source}"
-    )
-    build.__name__ = spec.name
-    registry.dataset(spec.name)(build)
+def _reading() -> tuple[Any, Any]:
+    """How a text becomes words: lower case, cut at spaces and punctuation."""
+    library = _library()
+    return library.normalizers.BertNormalizer(
+        lowercase=True
+    ), library.pre_tokenizers.BertPreTokenizer()
 
 
-for _spec in SETS:
-    _register(_spec)
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise FldiagError(
+            "texts need the package tokenizers", "pip install 'fldiag[text]'", usage=True
+        ) from None
+    return tokenizers

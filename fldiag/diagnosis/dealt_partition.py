@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from fldiag import config as configs
 from fldiag import data, user_code
@@ -81,47 +81,47 @@ def check_file(path: str | Path, name: str, *, download: bool = False) -> DealtP
         FldiagError: no partition can be read from the file, or data that are not there.
     """
     dataset = data.load(name, download=download, allow_code=[name])
-    parts: dict[Any, np.ndarray] = {**read_partition(path)}
-    examples, faults = len(dataset.train_y), []
-    lacking = [str(k) for k in range(len(parts)) if str(k) not in parts]
-    if lacking:
-        faults.append(
-            f"{len(parts)} clients, and none is called {lacking[0]}: number them from 0 to "
-            f"{len(parts) - 1} (until then they are counted in the order of the file)"
-        )
-    else:
-        parts = {int(name): index for name, index in parts.items()}
-    faults += [
-        f"{message}: {remedy}"
-        for message, remedy in partition.file_faults(
-            parts, examples, may_repeat=os.path.isdir(path)
-        )
-    ]
-    in_order = parts.values() if lacking else (parts[k] for k in range(len(parts)))
-    usable = [index[index < examples] for index in in_order]
+    index_of_client = read_partition(path)
+    examples, clients = len(dataset.train_y), len(index_of_client)
+    usable = [index[index < examples] for index in index_of_client.values()]
+    try:
+        usable, faults = partition.from_file(str(path), None, clients, examples), []
+    except FldiagError as error:
+        faults = [str(error)]
     source = Path(path).stem
     return DealtPartition(
-        partition.summary(usable, dataset.train_y),
+        count(usable, dataset.train_y),
         usable,
         places.FALLBACK,
         f"partition-{dataset.name.replace(':', '-').replace('/', '-')}-file-{source}",
-        f"{words.data(dataset.name)}, {source}, {len(usable):,} clients",
-        partition.file_remarks(usable, examples),
+        f"{words.data(dataset.name)}, {source}, {clients:,} clients",
+        _remarks(usable, dataset, is_dealt=False),
         faults,
     )
+
+
+def count(parts: Sequence[np.ndarray], labels: Tensor) -> pd.DataFrame:
+    """Examples of every class at every client, zeros included: int64 columns client, class, count. Raises FldiagError for targets
+    that are no classes."""
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise FldiagError(f"the targets are no classes to count: {labels.dtype}", usage=True)
+    n = int(labels.max()) + 1
+    counts = np.stack([np.bincount(labels.numpy()[part], minlength=n) for part in parts])
+    client, label = np.indices(counts.shape)
+    return pd.DataFrame({"client": client.ravel(), "class": label.ravel(), "count": counts.ravel()})
 
 
 def dealt(config: configs.Config, *, download: bool = False) -> DealtPartition:
     """The partition that a config deals. Raises FldiagError for data that are not there."""
     spec = config.partition
-    dataset = data.of(config.data, download, config.allowed_code)
+    dataset = data.load(config.data, download=download, allow_code=config.allowed_code)
     parts = deal(dataset, spec, config.clients.total, config.data.public)
     name = "-".join(
         ["partition", config.data.name.replace(":", "-").replace("/", "-"), spec.kind]
         + [Path(v).stem if k == "path" else f"{k}{v}" for k, v in _options(config).items()]
     )
     return DealtPartition(
-        partition.summary(parts, dataset.train_y),
+        count(parts, dataset.train_y),
         parts,
         places.FALLBACK,
         name,
@@ -154,10 +154,10 @@ def _of_run(run: Run, download: bool) -> DealtPartition:
     else:
         config = run.config
         user_code.check({"data": {"name": config.data.name}}, config.allowed_code, run.path)
-        dataset = data.of(config.data, download, config.allowed_code)
+        dataset = data.load(config.data, download=download, allow_code=config.allowed_code)
         is_dealt, heading = config.partition.kind != "file", title(config)
     return DealtPartition(
-        partition.summary(parts, dataset.train_y),
+        count(parts, dataset.train_y),
         parts,
         run.path / "diagnostics",
         "partition",
@@ -167,8 +167,18 @@ def _of_run(run: Run, download: bool) -> DealtPartition:
 
 
 def _remarks(parts: Sequence[np.ndarray], dataset: data.Dataset, *, is_dealt: bool) -> list[str]:
-    """What to know of clients whose examples fldiag did not deal."""
-    return [] if is_dealt else partition.file_remarks(parts, len(dataset.train_y))
+    """What to know of clients whose examples fldiag did not deal: examples of several clients, and of none."""
+    if is_dealt:
+        return []
+    owners = np.zeros(len(dataset.train_y), dtype=np.int64)
+    for part in parts:
+        owners[np.unique(part)] += 1
+    counts = {"several clients": int((owners > 1).sum()), "no client": int((owners == 0).sum())}
+    return [
+        f"partition: {n} of {len(owners)} training examples belong to {owner}"
+        for owner, n in counts.items()
+        if n
+    ]
 
 
 def title(config: configs.Config) -> str:

@@ -54,7 +54,7 @@ def measure(counts: pd.DataFrame, parts: Sequence[np.ndarray]) -> pd.DataFrame:
     What has no value is ``masked``, with its reason in the column ``note``.
 
     Args:
-        counts: one row a client and class, as ``fldiag.data.partition.summary`` makes it.
+        counts: one row a client and class, as ``fldiag.diagnosis.dealt_partition.count`` makes it.
         parts: the training indices of every client.
     """
     cells = counts.pivot(index="client", columns="class", values="count").to_numpy(dtype=float)

@@ -19,11 +19,8 @@ from fldiag.diagnosis.options import plain
 from fldiag.diagnosis.question import Question, find_diagnostic
 from fldiag.diagnosis.subjects import Subject, remarks
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import parse_executor
-from fldiag.execution.pools import open_pool
-from fldiag.execution.workspace import Workspace
-from fldiag.problem.ingredients import code_of
-from fldiag.problem.problem import Problem
+from fldiag.execution import Workspace, open_pool
+from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest, provenance
@@ -31,7 +28,6 @@ from fldiag.results.table import check
 from fldiag.runs.history import History
 from fldiag.runs.round_weights import sha256
 from fldiag.runs.run import Run
-from fldiag.user_code import importable
 
 #: What shows progress: a title -> a context that gives the callback.
 Bar = Callable[[str], AbstractContextManager[Progress]]
@@ -61,10 +57,10 @@ def measure_all(
     requests = {question.entry: question.options, **question.flag_options}
     units = [(e.name, s, dict(options)) for s in subjects for e, options in requests.items()]
     tables: dict[str, list[pd.DataFrame]] = {entry.name: [] for entry in requests}
-    if len(subjects) > 1 and executor.kind != "serial":
+    if len(subjects) > 1 and executor != "serial":
         with (
             bar(question.entry.name) as progress,
-            open_pool(executor, _measure_unit, cache, name=_unit_title, most=len(units)) as pool,
+            open_pool(executor, _measure_unit, cache, name=_unit_title) as pool,
         ):
             progress(0, len(units), _title(subjects[0]))
             for done, (unit, (table, texts)) in enumerate(
@@ -184,14 +180,12 @@ def _build(
     first = subject if isinstance(subject, Problem | History) else next(iter(subject), None)
     device = first.device.type if isinstance(first, Problem | History) else "cpu"
     with (
-        importable(),
         torch.autocast(device, enabled=False),
         Workspace(executor, progress) as workspace,
     ):
         table = check(entry.build(subject, **options))
-        spec = parse_executor(executor)
-        if spec.kind != "serial" and not workspace.is_used:
-            tell(f"{entry.name} cannot be split for {spec}: it was computed in this process")
+        if executor != "serial" and not workspace.is_used:
+            tell(f"{entry.name} cannot be split for {executor}: it was computed in this process")
         return table
 
 
@@ -241,7 +235,7 @@ def foreign(entry: Diagnostic) -> list[Any]:
         return []
     packages = [
         f"{p.dist.name} {p.dist.version}"
-        for p in registry.diagnostic.plugins()
+        for p in registry.diagnostic.plugins().values()
         if p.name == entry.name and p.dist
     ]
     source = getattr(sys.modules.get(module), "__file__", None)

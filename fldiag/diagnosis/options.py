@@ -10,7 +10,7 @@ import pydantic
 from pydantic import AfterValidator, Field
 
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import ExecutorSpec, parse_executor
+from fldiag.execution import check_executor
 from fldiag.sections import read_normalisation
 
 
@@ -19,8 +19,8 @@ class SubjectOptions(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    executor: Annotated[Any, AfterValidator(parse_executor)] = Field(
-        ExecutorSpec("serial"),
+    executor: Annotated[Any, AfterValidator(check_executor)] = Field(
+        "serial",
         description="Where work runs: serial, processes[:N] or dask[:ADDRESS].",
     )
     names: Annotated[Any, AfterValidator(lambda value: split_names(value))] = Field(

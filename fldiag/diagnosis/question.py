@@ -99,4 +99,4 @@ def find_diagnostic(name: str) -> Diagnostic:
     """
     if not user_code.is_code(name):
         return registry.diagnostic.get(name)
-    return registry.diagnostic.add_own(name, user_code.load(name, "diagnostic", {name}))
+    return registry.diagnostic.own(name, user_code.load_user(name, {name}, "diagnostic"))

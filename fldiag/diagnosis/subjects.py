@@ -31,7 +31,6 @@ from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run, select_rounds, verify
 from fldiag.runs.schema import Checkpoint
 from fldiag.runs.trust import trust
-from fldiag.user_code import importable
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
@@ -156,26 +155,25 @@ def open_subject(target: Target, options: SubjectOptions) -> Problem | History |
     values = options.values(
         without=("executor", "names", "precision", "model", "data", "key", "round")
     )
-    with importable():
-        if isinstance(options, ProblemOptions):
-            target = with_overrides(target, options.model, options.data, options.key)
-            if options.round is not None:
-                target = _checkpoint_of_round(target, options.round)
-            return open_problem(target, dtype=DTYPES[options.precision], **values)
-        if isinstance(target, Checkpoint):
-            raise FldiagError(
-                f"{target.path} is a single checkpoint, and this needs a run",
-                "give the run's folder",
-                usage=True,
-            )
-        if not isinstance(options, HistoryOptions):
-            return copy(target)
-        values |= {
-            "model": target.model if options.model is None else options.model,
-            "data": target.data if options.data is None else options.data,
-            "rounds": select_rounds(options.rounds, target.rounds),
-        }
-        return History.of(target, dtype=DTYPES[options.precision], **values)
+    if isinstance(options, ProblemOptions):
+        target = with_overrides(target, options.model, options.data, options.key)
+        if options.round is not None:
+            target = _checkpoint_of_round(target, options.round)
+        return open_problem(target, dtype=DTYPES[options.precision], **values)
+    if isinstance(target, Checkpoint):
+        raise FldiagError(
+            f"{target.path} is a single checkpoint, and this needs a run",
+            "give the run's folder",
+            usage=True,
+        )
+    if not isinstance(options, HistoryOptions):
+        return copy(target)
+    values |= {
+        "model": target.model if options.model is None else options.model,
+        "data": target.data if options.data is None else options.data,
+        "rounds": select_rounds(options.rounds, target.rounds),
+    }
+    return History.of(target, dtype=DTYPES[options.precision], **values)
 
 
 def _checkpoint_of_round(target: Run | Checkpoint, round: int) -> Checkpoint:

@@ -1,131 +1,220 @@
-"""Sharpness that a rescaling of the weights leaves alone, beside the plain one.
+"""How far the loss rises around weights, in the worst case and on average, each weight in its own scale and plain.
 
-Adaptive sharpness: Kwon et al., "ASAM" (ICML 2021); Andriushchenko et al. (ICML 2023, arXiv 2302.07011).
+With a scale T (a diagonal) and delta = T u, the worst case is max over ||u||_2 <= rho of F(w + T u) - F(w), the average case the
+mean over u ~ N(0, rho^2 I). T = diag(|w|) is adaptive sharpness (Kwon et al., "ASAM", ICML 2021; Andriushchenko et al., "A
+modern look at the relationship between sharpness and generalization", ICML 2023, arXiv 2302.07011), T = I the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
+import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from pydantic import Field
+from torch import Tensor
 
-from fldiag.execution.workspace import workspace
 from fldiag.plotting import style
 from fldiag.plotting.tables import compares_runs, floats, names, need
+from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row, table
-
-if TYPE_CHECKING:
-    from fldiag.problem.problem import Problem
+from fldiag.seeding import torch_rng
 
 PICTURE = "picture of sharpness"
 KINDS = {"adaptive": "adaptive: ‖δ / |w|‖₂ ≤ ρ", "plain": "plain: ‖δ‖₂ ≤ ρ"}
 CASES = {"sharpness": "worst case", "average": "average case"}
 COLUMNS = {
     "run": "checkpoint",
-    "kind": "scale of the weights",
-    "case": "case",
+    "metric": "measure",
     "rho": "ρ",
     "value": "rise of the loss",
-    "stderr": "± stderr",
+    "stderr": "± (stderr)",
     "converged": "converged",
 }
+#: Length of an ascent's first step in radii: so long that the projection leaves little of the start, as in the power method. A
+#: step that does not rise is shortened.
+LONGEST, SHORTENED = 8.0, 0.25
 
 
-def metric_rows(frame: pd.DataFrame, kind: str, case: str) -> pd.DataFrame:
-    return only(frame, metric=f"{kind}_{case}")
+# The measure
+
+
+def adaptive_scale(problem: Problem) -> Tensor:
+    """|w| [P] in float64: a weight of exactly 0 stays where it is; biases and norm parameters are weights like the others."""
+    return problem.w.double().abs()
+
+
+def climb(
+    rise: Callable[[Tensor], float],
+    gradient: Callable[[Tensor], Tensor],
+    radius: float,
+    start: Tensor,
+    *,
+    steps: int,
+    tol: float,
+) -> tuple[float, Tensor, bool]:
+    """The largest rise f(u) - f(0) over ||u||_2 <= radius that an ascent meets: a lower bound of the maximum, at least 0.
+
+    A step goes from u to the projection of u + s g / ||g|| on the ball, and counts only if it rises; else s is shortened. On a
+    convex quadratic long steps are those of the power method, so they end at the maximum but for starts of measure zero.
+
+    Args:
+        rise: u [P] -> f(u) - f(0).
+        gradient: u [P] -> the gradient of f [P].
+        radius: of the ball.
+        start: [P], where the ascent begins; it is projected on the ball, too.
+        steps: gradients at most.
+        tol: an ascent ends when a step adds less than this share of the rise.
+
+    Returns:
+        The rise, its place u [P], and whether the last step added less than ``tol``.
+
+    >>> curvatures = torch.tensor([4.0, 1.0, -9.0])
+    >>> top = climb(lambda u: float(curvatures @ u**2) / 2, lambda u: curvatures * u, 0.5, torch.ones(3), steps=50, tol=1e-3)
+    >>> round(top[0], 3), top[2]
+    (0.5, True)
+    """
+
+    def project(u: Tensor) -> Tensor:
+        size = float(torch.linalg.vector_norm(u))
+        return u if size <= radius else u * (radius / size)
+
+    u, step, converged = project(start), LONGEST * radius, False
+    height, count = rise(u), 0
+    while count < steps and not converged and math.isfinite(height):
+        g, count = gradient(u), count + 1
+        size = float(torch.linalg.vector_norm(g))
+        if not 0 < size < math.inf:
+            converged = size == 0
+            break
+        while step > tol * radius:
+            ahead = project(u + step / size * g)
+            if (new := rise(ahead)) > height:
+                break
+            step *= SHORTENED
+        else:
+            converged = True
+            break
+        converged = new - height <= tol * new
+        u, height = ahead, new
+    return (height, u, converged) if height > 0 else (0.0, torch.zeros_like(start), converged)
+
+
+def worst_case(
+    problem: Problem, scale: Tensor, rho: float, *, steps: int, seed: int, tol: float = 1e-3
+) -> Row:
+    """max over ||u||_2 <= rho of F(w + scale u) - F(w), as far as two ascents from opposite random starts climb: a lower bound.
+
+    Near a minimum the largest rises lie along an eigenvector on either side, of which one is higher: so there are two.
+
+    Args:
+        problem: the loss F and the weights w.
+        scale: [P].
+        rho: radius.
+        steps: gradients of each ascent at most.
+        seed: of the starts.
+        tol: see ``climb``.
+
+    Returns:
+        ``value``; ``stderr`` over the examples with delta as it is; ``residual``, a bound for rounding; ``converged``.
+    """
+    w, centre = problem.w.double(), problem.centre
+
+    def rise(u: Tensor) -> float:
+        value = problem.loss(w + scale * u)[0] - centre.loss
+        return math.inf if math.isnan(value) else value  # overflow, as infinity is
+
+    def gradient(u: Tensor) -> Tensor:
+        return scale * problem.gradient(w + scale * u)
+
+    start = _random_point(problem, "start of an ascent", seed)
+    height, u, converged = max(
+        (climb(rise, gradient, rho, side * start, steps=steps, tol=tol) for side in (1, -1)),
+        key=lambda ascent: ascent[0],
+    )
+    each, moved = centre.each, problem.scores(w + scale * u).each
+    stderr = None if each is None or moved is None else centre.stderr_of(moved - each)
+    return {**_row(problem, height, stderr, rho), "estimator": "ascent", "converged": converged}
+
+
+def average_case(problem: Problem, scale: Tensor, rho: float, draws: int, seed: int) -> Row:
+    """The mean of F(w + scale u) - F(w) over u ~ N(0, rho^2 I), with its standard error over the draws."""
+    points = (_random_point(problem, "perturbation", seed, i) for i in range(draws))
+    w, centre = problem.w.double(), problem.centre.loss
+    losses = [problem.loss(w + rho * scale * u)[0] for u in points]
+    rises = torch.tensor(losses, dtype=torch.float64) - centre
+    stderr = float(rises.std()) / math.sqrt(draws) if draws > 1 else None
+    return {**_row(problem, float(rises.mean()), stderr, rho), "estimator": "gaussian"}
+
+
+def _random_point(problem: Problem, purpose: str, seed: int, number: int = 0) -> Tensor:
+    """A standard normal vector [P] in float64."""
+    rng = torch_rng(seed, purpose, number)
+    return torch.randn(problem.layout.size, dtype=torch.float64, generator=rng).to(problem.device)
+
+
+def _row(problem: Problem, rise: float, stderr: float | None, rho: float) -> Row:
+    """A rise, with what rounding can add to a difference of two losses; masked where the loss overflows."""
+    if not math.isfinite(rise):
+        return {"rho": rho, "value": None, "note": "the loss is not finite within this radius"}
+    size = 2 * abs(problem.centre.loss) + abs(rise)
+    residual = torch.finfo(problem.dtype).eps * size
+    return {"rho": rho, "value": rise, "stderr": stderr, "residual": residual}
+
+
+# Picture and summary
 
 
 @compares_runs
 def draw(frame: pd.DataFrame) -> Figure:
-    """Bars of the worst case and of the average case, with standard errors: adaptive on
-    the left, plain on the right, a colour a checkpoint. Raises FldiagError for another table."""
+    """Bars of the worst case and of the average case with standard errors: adaptive on the left, plain on the right, a colour a
+    checkpoint. Raises FldiagError for another table."""
     need(frame, ("metric", "run", "value", "stderr"), PICTURE)
     frame = frame.assign(run=names(frame["run"]))
-    cases = [c for c in CASES if any(len(metric_rows(frame, kind, c)) for kind in KINDS)]
-    runs = list(dict.fromkeys(frame["run"]))
-    looks = style.looks(runs)
+    looks = style.looks(frame["run"])
     with style.paper():
-        fig, axes = style.panels(2, 0.9 + 0.17 * len(cases) * max(2, len(runs)))
+        fig, axes = style.panels(2, 0.9 + 0.34 * max(2, len(looks)))
         for ax, (kind, title) in zip(axes, KINDS.items(), strict=True):
-            for place, run in enumerate(runs):
-                shift = 0.8 / len(runs) * (place - (len(runs) - 1) / 2)
-                part = only(frame, run=run)
-                bars(ax, part, kind, cases, shift, 0.8 / len(runs), looks[run].color)
-            ax.set_title(title)
-            ax.set_xlabel("rise of the loss")
-            ax.set_yticks(range(len(cases)), [CASES[case] for case in cases])
-            ax.set_ylim(len(cases) - 0.4, -0.6)
-            ax.axvline(0, color="black", linewidth=0.5)
-            ax.xaxis.set_major_locator(MaxNLocator(4))
+            for place, (run, look) in enumerate(looks.items()):
+                metrics = pd.Index([f"{kind}_{case}" for case in CASES])
+                rows = only(frame, run=run).set_index("metric").reindex(metrics)
+                value, error = floats(rows["value"]), np.nan_to_num(floats(rows["stderr"]))
+                at = np.arange(len(CASES)) + 0.8 / len(looks) * (place - (len(looks) - 1) / 2)
+                ax.barh(
+                    at,
+                    value,
+                    0.8 / len(looks),
+                    color=look.color,
+                    label=run,
+                    xerr=error,
+                    ecolor="#888888",
+                )
+            ax.set(title=title, xlabel="rise of the loss", ylim=(len(CASES) - 0.4, -0.6))
+            ax.set_yticks(range(len(CASES)), list(CASES.values()))
             ax.grid(True, axis="x")
-        style.legend(fig, [Patch(color=looks[run].color) for run in runs], runs, ncols=3)
+        style.legend(fig, *axes[0].get_legend_handles_labels(), ncols=3)
     return fig
 
 
-def bars(
-    ax: Axes,
-    frame: pd.DataFrame,
-    kind: str,
-    cases: list[str],
-    shift: float,
-    width: float,
-    color: str,
-) -> None:
-    """A bar a case, with its standard error."""
-    for y, case in enumerate(cases):
-        rows = metric_rows(frame, kind, case).dropna(subset=["value"])
-        error = np.nan_to_num(floats(rows["stderr"]))
-        marks = {"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"}
-        ax.barh(
-            np.full(len(rows), y + shift),
-            floats(rows["value"]),
-            width,
-            color=color,
-            xerr=error if len(error) else None,
-            error_kw=marks,
-        )
-
-
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    rows = [
-        {
-            "run": run,
-            "kind": kind,
-            "case": text,
-            **{
-                name: None if pd.isna(value := row[name]) else value
-                for name in ("rho", "value", "stderr", "converged")
-            },
-        }
-        for run, part in frame.groupby("run", sort=False)
-        for kind in KINDS
-        for case, text in CASES.items()
-        for row in metric_rows(part, kind, case).to_dict("records")
-    ]
-    yield Small(rows, COLUMNS)
-    ascents = "ascents"  # older tables lack the column
-    if "starts" in frame.columns:
-        ascents = f"{frame['starts'].max():.0f} ascents from opposite starts"
-    yield Say(
-        f"worst cases are the largest rise that {ascents} met, so lower bounds (--restarts looks "
-        "elsewhere); adaptive numbers stay where a rescaling "
-        "of the layers leaves the model alone, plain ones do not"
-    )
-    if frame["converged"].eq(False).fillna(False).any():
-        yield Note("where converged is no, the ascent still rose: more --steps or --restarts")
-    for note in frame["note"].dropna().unique() if "note" in frame.columns else ():
-        yield Note(str(note))
+    rows = only(frame, metric=[f"{kind}_{case}" for kind in KINDS for case in CASES])
+    cells = rows[list(COLUMNS)].astype(object)
+    yield Small(cells.where(cells.notna(), None).to_dict("records"), COLUMNS)
+    yield Say("worst cases are the largest rise that two ascents met, so lower bounds")
+    if rows["converged"].eq(False).any():
+        yield Note("where converged is no, the ascent still rose: more --steps")
+    if rows["masked"].any():
+        yield Note("the loss overflows within some radius: choose a smaller one")
 
+
+# The diagnostic
 
 Radius = Annotated[float, Field(gt=0, le=1e6)]
 
@@ -156,20 +245,9 @@ def sharpness(
     steps: Annotated[
         int, Field(ge=1, description="Maximum number of gradients of each ascent.")
     ] = 5,
-    restarts: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Pairs of opposite random starts of each worst case; the largest rise counts.",
-        ),
-    ] = 1,
     draws: Annotated[
         int, Field(ge=1, description="Random perturbations of each average case.")
     ] = 20,
-    tol: Annotated[
-        float,
-        Field(gt=0, lt=1, description="An ascent ends when a step adds less than this share."),
-    ] = 1e-3,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
     """Measure how far the loss rises around the weights: worst and average case, each weight in its own scale, and plain.
@@ -178,16 +256,16 @@ def sharpness(
 
     - ``adaptive_sharpness`` max over ||delta / |w|||_2 <= ``rho`` of F(w + delta) - F(w) (Kwon et al. 2021, their definition of
       adaptive sharpness with T_w = diag(|w|); the S_max of Andriushchenko et al. 2023 with c = |w| and the 2-norm), and
-      ``plain_sharpness`` with ||delta||_2 <= ``plain_rho``. By projected ascent in the coordinates delta / |w| from random
-      ``starts``, two opposite ones a restart, each of at most ``steps`` gradients: the largest rise that was met, a lower
-      bound, and 0 where nothing rises. ``converged``: the last step of the highest ascent added less than ``tol`` of it.
-      ``stderr``: over the examples, with delta as it is.
+      ``plain_sharpness`` with ||delta||_2 <= ``plain_rho``. By projected ascent in the coordinates delta / |w| from two opposite
+      random starts, each of at most ``steps`` gradients: the largest rise that was met, a lower bound, and 0 where nothing
+      rises. ``converged``: the last step of the higher ascent added less than 0.1 % of it. ``stderr``: over the examples, with
+      delta as it is.
     - ``adaptive_average`` mean of F(w + delta) - F(w) over delta ~ N(0, ``deviation``^2 diag(w^2)) (their S_avg), and
       ``plain_average`` over N(0, ``plain_deviation``^2 I); ``stderr`` over the ``draws``.
 
     Multiplying a ReLU layer (with its bias) by a and dividing the next by a leaves the function and the adaptive numbers alone,
-    while plain ones and eigenvalues change. A weight of exactly 0 stays, as delta / |w| is not defined there; how many there are
-    is said in ``note``. Biases and the weights of norms are weights like the others (the ASAM code leaves biases in plain
+    while plain ones and eigenvalues change. A weight of exactly 0 stays, as delta / |w| is not defined there.
+    Biases and the weights of norms are weights like the others (the ASAM code leaves biases in plain
     units, and adds 0.01 to |w|). The definitions are those of the papers' released code, of which the measure was read; of
     the texts excerpts were read.
 
@@ -198,9 +276,7 @@ def sharpness(
         deviation: Relative to each weight.
         plain_deviation: In units of the weights.
         steps: Gradients on the whole slice, of each ascent.
-        restarts: Pairs of ascents of each worst case.
         draws: Evaluations of each average case.
-        tol: Share of the rise.
         seed: Of starts and perturbations.
 
     Returns:
@@ -209,8 +285,7 @@ def sharpness(
     Raises:
         FldiagError: the loss at the weights is not finite.
 
-    >>> from torch import nn, ones, tensor
-    >>> from fldiag.problem.problem import Problem
+    >>> from torch import nn, ones
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.constant_(net.weight, 2.0)
     >>> at_minimum = Problem(net, nn.functional.mse_loss, (ones(4, 1), 2 * ones(4, 1)))
@@ -218,30 +293,14 @@ def sharpness(
     >>> round(float(rows["adaptive_sharpness"]), 4)  # (0.5 |w|)^2
     1.0
     """
-    import torch
-
-    from fldiag.problem.eigenpairs import loss_rows
-    from fldiag.problem.worst_case import (
-        Climb,
-        adaptive_scale,
-        average_row,
-        resting,
-        worst_case_row,
-    )
-
-    how = Climb(steps, restarts, tol, seed)
+    rows: list[Row] = problem.centre.rows(problem)
     weights = adaptive_scale(problem)
-    kinds = (
-        ("adaptive", weights, rho, deviation, resting(problem)),
-        ("plain", torch.ones_like(weights), plain_rho, plain_deviation, None),
-    )
-    rows: list[Row] = loss_rows(problem)
-    for i, (kind, scale, radius, spread, note) in enumerate(kinds):
-        workspace().show(i, len(kinds), f"{kind} sharpness")
-        measured = [
-            worst_case_row(problem, f"{kind}_sharpness", scale, radius, how),
-            average_row(problem, f"{kind}_average", scale, spread, draws, seed),
-        ]
-        rows += [{"note": note, **row} for row in measured]
-    workspace().show(len(kinds), len(kinds), "sharpness")
+    for kind, scale, radius, spread in (
+        ("adaptive", weights, rho, deviation),
+        ("plain", torch.ones_like(weights), plain_rho, plain_deviation),
+    ):
+        worst = worst_case(problem, scale, radius, steps=steps, seed=seed)
+        average = average_case(problem, scale, spread, draws, seed)
+        rows.append({**worst, "metric": f"{kind}_sharpness"})
+        rows.append({**average, "metric": f"{kind}_average"})
     return table([{"masked": row["value"] is None, **row} for row in rows], **problem.common)

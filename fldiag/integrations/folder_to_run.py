@@ -24,10 +24,11 @@ from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs import owner, schema
+from fldiag.runs.foreign import describe_choice
 from fldiag.runs.recording import Recording, mean, unassigned
 from fldiag.runs.round_weights import ranges
 from fldiag.runs.run import Run, verify
-from fldiag.user_code import importable
+from fldiag.sections import DataSection
 
 Event = Callable[[dict[str, Any]], None]
 #: A model's test scores, as rows of a run's metrics.
@@ -198,20 +199,20 @@ def _problem(
             "give it: --model NAME (fldiag list models) or --model pkg.mod:factory",
             usage=True,
         )
-    with importable():
-        allowed = {name for name in (model, data) if name is not None}  # typed by the user
-        dataset = (
-            datasets.load(data, root, download, allow_code=allowed) if data is not None else None
+    allowed = {name for name in (model, data) if name is not None}  # typed by the user
+    section = None if data is None else DataSection(name=data, root=root)
+    dataset = (
+        None if section is None else datasets.load(section, download=download, allow_code=allowed)
+    )
+    if dataset is not None:
+        return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
+    if ":" not in model and model in registered:
+        raise FldiagError(
+            f"model {model!r} has the sizes of its data, and no data are given",
+            "give them: --data NAME",
+            usage=True,
         )
-        if dataset is not None:
-            return dataset, models.build(model, dataset.shape, dataset.classes, allow_code=allowed)
-        if ":" not in model and model in registered:
-            raise FldiagError(
-                f"model {model!r} has the sizes of its data, and no data are given",
-                "give them: --data NAME",
-                usage=True,
-            )
-        return None, models.build(model, (), 0, allow_code=allowed)
+    return None, models.build(model, (), 0, allow_code=allowed)
 
 
 class _Work:
@@ -288,9 +289,7 @@ class _Work:
             ) from None
         if checkpoint.alternatives and (checkpoint.key, *checkpoint.alternatives) not in self.sets:
             self.sets.add((checkpoint.key, *checkpoint.alternatives))
-            self.say(
-                f"{name}: {state_dict.describe_choice(checkpoint.key, checkpoint.alternatives)}"
-            )
+            self.say(f"{name}: {describe_choice(checkpoint.key, checkpoint.alternatives)}")
         if prefix and prefix not in self.prefixes:
             self.prefixes.add(prefix)
             self.say(f"the names fit the model without {prefix!r} before them ({name})", keep=False)

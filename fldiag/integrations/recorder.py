@@ -31,9 +31,9 @@ from fldiag.integrations.recorder_inputs import (
     rows_of,
     weights_by_name,
 )
-from fldiag.models import frozen, state_dict
+from fldiag.models import lora, state_dict
 from fldiag.models.state_dict import State
-from fldiag.problem.ingredients import unwrap_model
+from fldiag.problem.weights import unwrap_model
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs import owner
@@ -507,7 +507,7 @@ class Recorder:
             FldiagError: they do not fit the model, or differ from the frozen weights, which are not stored with a round.
         """
         tensors = weights_by_name(weights, self.module, self.recording.layout)
-        if base := frozen.weights(self.module):
+        if base := lora.frozen_weights(self.module):
             tensors = state_dict.without_prefix(tensors, self.module)[0]
             moved = next(
                 (n for n, t in base.items() if n in tensors and not _equal(tensors[n], t)), None
@@ -589,7 +589,7 @@ def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool)
         module = unwrap_model(model)[0]
     if trainable:
         module = copy.deepcopy(module)
-        frozen.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
+        lora.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
     return module
 
 

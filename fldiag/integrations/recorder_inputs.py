@@ -17,15 +17,15 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 from fldiag import data as datasets
 from fldiag.config_files import read_partition
 from fldiag.data import Dataset
-from fldiag.data.arrays import FORM, KEYS, NO_TEST, TARGETS
+from fldiag.data.arrays import KEYS
 from fldiag.errors import FldiagError, first_line
 from fldiag.integrations import client_files
 from fldiag.params import Layout
-from fldiag.problem.ingredients import forward_of, unwrap_model
-from fldiag.problem.inputs import is_split
-from fldiag.problem.trees import count, join
+from fldiag.problem.data import count, is_split, join
+from fldiag.problem.weights import forward_of, unwrap_model
 from fldiag.results.table import Row
 from fldiag.runs.in_memory import dataset_of, is_dense, one_each, pair
+from fldiag.runs.packed import FORM, NO_TEST, TARGETS
 
 #: Arrays of more bytes are not kept with a run.
 KEPT = 256 * 2**20

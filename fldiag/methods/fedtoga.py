@@ -14,7 +14,6 @@ from fldiag.sections import NonNegative
     neutral={"kappa": 0.0, "beta_dual": 0.0},
     equals="fedspeed",
     version=2,
-    unchanged={"train.momentum": 0.0},
 )
 def fedtoga(
     rho: NonNegative = 0.1,

@@ -50,7 +50,7 @@ def build(
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
         module = _call_factory(
-            name, user_code.load(name, "model", allow_code), shape, classes, options
+            name, user_code.load_user(name, allow_code, "model"), shape, classes, options
         )
     if not isinstance(module, nn.Module):
         raise FldiagError(

@@ -1,17 +1,21 @@
-"""Low-rank adapters (LoRA, Hu et al., ICLR 2022): frozen matrices W, and W + s B A with small A and B to train and to send."""
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022): frozen matrices W, and W + s B A with small A and B to train and to send.
+
+Frozen weights are neither parameters nor buffers, so that a row of weights, and a checkpoint, holds the others alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
-from fldiag.models import frozen
 
 Rank = Annotated[
     int, Field(ge=0, description="Rank r of adapters; 0: none, all weights are trained.")
@@ -62,17 +66,54 @@ def with_adapters(
         if isinstance(m, nn.Linear) and any(fnmatch(name, p) for p in patterns)
     }
     for name, layer in layers.items():
-        setattr(*frozen.place(module, name), Adapter(layer, rank, alpha))
+        setattr(*_place(module, name), Adapter(layer, rank, alpha))
     trained = {f"{name}.{part}" for name in layers for part in "AB"}
-    frozen.freeze(
-        module,
-        [
-            n
-            for n, _ in module.named_parameters()
-            if n not in trained and not (head and n.startswith(f"{head}."))
-        ],
-    )
+    others = [n for n, _ in module.named_parameters() if n not in trained]
+    freeze(module, [n for n in others if not (head and n.startswith(f"{head}."))])
     return module
+
+
+def freeze(module: nn.Module, names: Iterable[str]) -> None:
+    """These parameters of the module become plain tensors: every layer finds them as before, ``parameters()`` does not."""
+    for name in (names := tuple(names)):
+        owner, last = _place(module, name)
+        tensor = owner._parameters.pop(last)
+        assert tensor is not None
+        setattr(owner, last, tensor.detach())
+    module.__dict__["frozen_weights"] = names
+    module.__dict__["_apply"] = partial(_apply, module)  # a partial is copied with its module
+
+
+def frozen_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The frozen weights by name."""
+    return {
+        name: getattr(*_place(module, name)) for name in module.__dict__.get("frozen_weights", ())
+    }
+
+
+def load_frozen(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put other frozen weights in. Raises FldiagError for those of another model."""
+    present = frozen_weights(module)
+    if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in present.items()}:
+        raise FldiagError(
+            "the frozen weights are those of another model",
+            "give those with which the others were trained",
+        )
+    for name, tensor in present.items():
+        setattr(*_place(module, name), tensors[name].detach().to(tensor))
+
+
+def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that has the tensor or module of this name, and its last part."""
+    path, _, last = name.rpartition(".")
+    return module.get_submodule(path), last
+
+
+def _apply(module: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> Any:
+    """What ``to`` does with parameters, with the frozen weights, too."""
+    for name, tensor in frozen_weights(module).items():
+        setattr(*_place(module, name), fn(tensor))
+    return type(module)._apply(module, fn, recurse)
 
 
 @dataclass(frozen=True)

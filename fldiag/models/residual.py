@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fldiag.models.layers import apply_slim
+from fldiag.models.slim import apply_slim
 
 Norm = Callable[[int], nn.Module]
 

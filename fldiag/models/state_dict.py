@@ -1,150 +1,84 @@
-"""State_dicts of other programs: named as the model names its tensors, and which of several sets of weights is meant."""
+"""State_dicts of other programs, named as the model names its tensors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
 
-#: Names under which training programs keep the model's weights beside epoch, optimiser and the like.
-CONTAINERS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "module",
-    "weights",
-    "params",
-    "parameters",
-    "modopt",
-)
-#: Words in the names of weights that average or follow others.
-AVERAGES = {
-    "ema",
-    "swa",
-    "avg",
-    "average",
-    "averaged",
-    "averages",
-    "teacher",
-    "target",
-    "momentum",
-    "shadow",
-    "polyak",
-}
+#: What DataParallel and torch.compile put into names, wherever a part of the model was wrapped.
+WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|module)\.")
 State = dict[str, Tensor]
 
 
-def prefixes(names: Iterable[str], module: nn.Module) -> list[str]:
-    """What stands before the module's own names in ``names``: "module." of DataParallel, "model." of Lightning, "_orig_mod." of
-    torch.compile, "" where they fit as they are. Several where there are several sets of weights; none where none fits."""
-    required, present = required_names(module), set(names)
-    if not required:
-        return [""]
-    first = min(required)
-    candidates = {
-        name.removesuffix(first) for name in present if name == first or name.endswith("." + first)
-    }
-    return sorted(p for p in candidates if all(p + n in present for n in required))
+def without_prefix(state: State, module: nn.Module) -> tuple[State, str]:
+    """The weights under the module's own names, and the prefix that these had: "model." of Lightning, "" for none.
 
+    Arrays without names (``arr_0``, ``arr_1``, ...) are taken in the order of the module's state_dict.
 
-def without_prefix(state: State, module: nn.Module) -> tuple[State, str, list[str]]:
-    """The plain weights under the module's own names, the prefix that they had, and those of other sets of weights.
-
-    Raises FldiagError when names fit behind several prefixes, and it is not clear which of them is the plain one.
+    Raises FldiagError when the names fit behind several prefixes, and when arrays without names do not fit.
     """
-    state = in_order(state, module)
-    fits = prefixes(state, module)
-    prefix = plain_name([p.removesuffix(".") for p in fits]) if fits else ""
-    if prefix is None:
+    state, required = in_order(state, module), required_names(module)
+    if not (fits := prefixes(state, required)):
+        state = _unwrapped(state, module)
+        fits = prefixes(state, required)
+    if "" in fits or not fits:
+        return state, ""
+    if len(fits) > 1:
         raise FldiagError(
             f"the names fit the model behind each of {', '.join(map(repr, fits))}",
             key_remedy(fits[-1].removesuffix(".")),
         )
-    prefix += "." * bool(prefix)
-    alternatives = [p for p in fits if p != prefix]
-    if not prefix:
-        extra = {
-            name for p in alternatives for name in state if name.startswith(p)
-        } - module.state_dict().keys()
-        return (
-            ({k: v for k, v in state.items() if k not in extra} if extra else state),
-            "",
-            alternatives,
-        )
-    return strip_prefix(state, prefix), prefix, alternatives
+    return strip_prefix(state, fits[0]), fits[0]
 
 
-def plain_name(names: Iterable[str]) -> str | None:
-    """Of names of sets of weights that of the trained weights themselves; None where that is not clear."""
-    listed = list(names)
-    trained = [name for name in listed if not AVERAGES & set(re.split("[^a-z]+", name.lower()))]
-    usual = [name for name in trained if all(part in CONTAINERS for part in name.split("."))]
-    for candidates in (trained if "" in trained else usual, trained, listed):
-        if candidates:
-            return candidates[0] if len(candidates) == 1 else None
-    return None
-
-
-def describe_choice(key: str, alternatives: Sequence[str]) -> str:
-    """What is said of a choice between sets of weights."""
-    key, names = (
-        key.removesuffix(".") or "the one without a name",
-        [name.removesuffix(".") for name in alternatives],
-    )
-    return (
-        f"of several sets of weights, {key} is read, and {', '.join(names)} {'is' if len(names) == 1 else 'are'} not "
-        "(choose with --key NAME or key=NAME)"
-    )
-
-
-def key_remedy(key: str) -> str:
-    return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
+def prefixes(names: Iterable[str], required: set[str]) -> list[str]:
+    """What stands before all the required names in ``names``: several where there are several sets of weights."""
+    present, first = set(names), min(required, default="")
+    candidates = {n.removesuffix(first) for n in present if f".{n}".endswith(f".{first}")}
+    return sorted(p for p in candidates if all(p + n in present for n in required))
 
 
 def strip_prefix(state: State, prefix: str) -> State:
     """The tensors behind the prefix, without it; those elsewhere are left out."""
-    return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+
+def _unwrapped(state: State, module: nn.Module) -> State:
+    """The state_dict with the wrappers in the module's own names instead of those in its names."""
+    own = {WRAPPERS.sub("", n): n for n in module.state_dict()}
+    names = {n: WRAPPERS.sub("", n) for n in state}
+    if len(set(names.values())) < len(names):
+        return state
+    return {own.get(names[n], names[n]): t for n, t in state.items()}
 
 
 def in_order(state: State, module: nn.Module) -> State:
-    """Arrays without names (``arr_0``, ``arr_1``, ...) under those of the module's state_dict, or of its parameters alone, in
-    that order; or one vector of all. Buffers that they leave out are the module's.
-
-    Raises FldiagError where numbers or shapes do not fit.
-    """
+    """Arrays without names under those of the module's state_dict, in its order. Raises FldiagError where they do not fit."""
     if not state or not all(re.fullmatch(r"arr_\d+", name) for name in state):
         return state
     arrays = [state[name] for name in sorted(state, key=lambda name: int(name[4:]))]
-    parameters = {n: p.detach() for n, p in module.named_parameters()}
-    tensors = module.state_dict()
-    for target in (tensors, parameters):
-        values = arrays
-        if len(arrays) == 1 and arrays[0].ndim == 1:
-            sizes = [t.numel() for t in target.values()]
-            if sum(sizes) != len(arrays[0]):
-                continue
-            values = [
-                part.reshape(t.shape)
-                for part, t in zip(arrays[0].split(sizes), target.values(), strict=True)
-            ]
-        if [a.shape for a in values] == [t.shape for t in target.values()]:
-            return {**tensors, **dict(zip(target, values, strict=True))}
-    shapes = [list(a.shape) for a in arrays]
-    target = tensors if len(arrays) == len(tensors) else parameters
-    pairs = zip(shapes, target.items(), strict=False)
-    misfit = next(
-        (f": {a} where {n} is {list(t.shape)}" for a, (n, t) in pairs if a != list(t.shape)), ""
-    )
-    raise FldiagError(
-        f"{len(arrays)} arrays without names do not fit the model, whose state_dict has {len(tensors)} tensors and which has "
-        f"{sum(p.numel() for p in parameters.values()):,} parameters{misfit}",
-        "give the model of these weights; arrays are taken in the order of its state_dict()",
-    )
+    own = module.state_dict()
+    if [a.shape for a in arrays] != [t.shape for t in own.values()]:
+        pairs = zip(arrays, own.items(), strict=False)
+        misfits = [
+            f": {list(a.shape)} where {n} is {list(t.shape)}"
+            for a, (n, t) in pairs
+            if a.shape != t.shape
+        ]
+        raise FldiagError(
+            f"{len(arrays)} arrays without names do not fit the model, whose state_dict has {len(own)} tensors"
+            + "".join(misfits[:1]),
+            "give the model of these weights; arrays are taken in the order of its state_dict()",
+        )
+    return dict(zip(own, arrays, strict=True))
+
+
+def key_remedy(key: str) -> str:
+    return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
 
 
 def with_first_names(state: State, module: nn.Module) -> State:
@@ -163,7 +97,7 @@ def fit(state: State, module: nn.Module) -> tuple[State, str]:
 
     Raises FldiagError naming the first tensor that has another shape, is missing or is unexpected.
     """
-    state, prefix, _ = without_prefix(state, module)
+    state, prefix = without_prefix(state, module)
     shapes = {n: t.shape for n, t in [*module.named_parameters(), *module.named_buffers()]}
     all_names = shapes.keys() | module.state_dict().keys()  # also the second names of tied tensors
     misfits = [
@@ -171,14 +105,11 @@ def fit(state: State, module: nn.Module) -> tuple[State, str]:
         for n, s in shapes.items()
         if n in state and state[n].shape != s
     ][:1]
-    misfits += [
-        f"{kind} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
-        for kind, names in (
-            ("it lacks", sorted(required_names(module) - state.keys())),
-            ("the model has no", sorted(state.keys() - all_names)),
-        )
-        if names
-    ]
+    lacking, extra = required_names(module) - state.keys(), state.keys() - all_names
+    for kind, names in (("it lacks", sorted(lacking)), ("the model has no", sorted(extra))):
+        if names:
+            rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            misfits.append(f"{kind} {names[0]}{rest}")
     if misfits:
         raise FldiagError("; ".join(misfits), "give the model of this very architecture")
     return {n: state[n].detach() for n in shapes if n in state}, prefix

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
 from fldiag.method import Part
-from fldiag.models.layers import channels
+from fldiag.models.slim import channels
 from fldiag.params import norm
 from fldiag.step import Output, Step
 

@@ -1,297 +1,185 @@
-"""The diagonal and the trace of a problem's Hessian: exact where the network's structure allows it, else estimated."""
+"""Diagonal and trace of a problem's Hessian: exact for the layers where they are known, else by random signs.
+
+Hutchinson (1990) for the trace, Bekas, Kokiopoulou and Saad (2007) for the diagonal: E[z * Hz] with random signs z. A Krylov
+space is counted exactly, which halves the error of the rest (Meyer et al., "Hutch++", 2021).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fldiag.choices import Estimate, Per
-from fldiag.curvature.hutchinson import Sampled, hutchinson
-from fldiag.curvature.lanczos import krylov
-from fldiag.curvature.operator import Operator, OperatorBlock, finite
-from fldiag.errors import FldiagError
-from fldiag.problem.eigenpairs import finite_scores, noise_of
-from fldiag.problem.exact_curvature import exact_tensors, examples_at_once, inexact, piece
-from fldiag.problem.operators import block_index
+from fldiag.curvature.lanczos import Krylov
+from fldiag.problem.exact import exact_sums
 from fldiag.problem.problem import Problem
-from fldiag.problem.trees import count, cut
-from fldiag.registry import Progress
-from fldiag.results.table import Row
+from fldiag.seeding import torch_rng
+
+#: Probes that are drawn at least, to know their scatter; products for a Krylov space that is counted exactly.
+LEAST, STEPS = 10, 20
 
 
 @dataclass(frozen=True)
 class Diagonal:
-    """``values`` [P] (None if only traces were asked for) and ``traces`` per tensor name in float64, with standard
-    errors (None, in ``stderr`` 0, when exact); ``trace``: of the whole. ``estimator``: exact, hutchinson-deflated or hutchinson;
-    ``exact``: the tensors that are exact beside estimated ones.
-    ``converged``: exact, or the target was reached (of the diagonal if it was asked for; ``trace_converged``: of the
-    trace). ``why``: what kept it from being exact."""
+    """What ``diagonal`` returns, by tensor.
 
-    values: Tensor | None
-    stderr: Tensor | None
-    traces: dict[str, float]
-    trace_stderrs: dict[str, float | None]
-    trace: float
-    trace_stderr: float | None
-    estimator: str
+    Args:
+        values: the diagonal, flat in float64.
+        stderr: standard errors of its entries; of the exact tensors 0.
+        samples: the trace of every random probe; of the exact tensors none.
+        exact: the names of the exact tensors.
+        converged: exact, or the standard error that was asked for is reached.
+        products: that were spent.
+        noise: relative rounding error of a product.
+    """
+
+    values: dict[str, Tensor]
+    stderr: dict[str, Tensor]
+    samples: dict[str, Tensor]
+    exact: frozenset[str]
     converged: bool
     products: int
-    trace_converged: bool = True
-    why: str | None = None
-    exact: tuple[str, ...] = ()
+    noise: float
 
-    def how(self, names: Collection[str]) -> str:
-        """The estimator of a part of these tensors."""
-        return "exact" if set(names) <= set(self.exact) else self.estimator
+    def is_exact(self, names: Sequence[str] | None = None) -> bool:
+        """Whether these tensors (default: all) are exact."""
+        return self.exact >= set(names or self.values)
 
+    def estimator(self, names: Sequence[str] | None = None) -> str:
+        """How these tensors' part (default: all) was computed."""
+        return "exact" if self.is_exact(names) else "hutchinson"
 
-def _exact_sums(
-    problem: Problem, names: Collection[str], total: bool, progress: Progress | None
-) -> dict[str, Tensor]:
-    sums = {
-        n: torch.full(
-            () if total else shape,
-            problem.weight_decay * (shape.numel() if total else 1),
-            dtype=torch.float64,
-            device=problem.device,
+    def vector(self) -> Tensor:
+        """The diagonal [P]."""
+        return torch.cat(list(self.values.values()))
+
+    def vector_stderr(self) -> Tensor | None:
+        """Its standard errors [P]; None where all of it is exact."""
+        return None if self.is_exact() else torch.cat(list(self.stderr.values()))
+
+    def trace(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
+        """The trace over these tensors (default: all), and its standard error (None where it is exact)."""
+        names = list(names or self.values)
+        value = math.fsum(float(self.values[n].sum()) for n in names)
+        samples = [self.samples[n] for n in names if n not in self.exact]
+        if not samples:
+            return value, None
+        sums = torch.stack(samples).sum(0)
+        scatter = float(sums.std()) / math.sqrt(len(sums)) if len(sums) > 1 else math.inf
+        return value, math.hypot(scatter, self.noise * value)
+
+    def norm(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
+        """The Euclidean norm, without the part that noise adds to it, and its standard error to first order."""
+        values, stderr = (
+            torch.cat([part[n] for n in names or self.values])
+            for part in (self.values, self.stderr)
         )
-        for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True)
-        if n in names
-    }
-    only = {n.rpartition(".")[0] for n in sums}
-    step = examples_at_once(problem)
-    for i, (start, stop) in enumerate(problem.bounds):
-        x, y = problem.batch(i)
-        for at in range(0, stop - start, step):
-            xs, ys = cut(x, slice(at, at + step)), cut(y, slice(at, at + step))
-            for name, value in piece(problem, xs, ys, total, only=only).items():
-                if name in sums:
-                    sums[name].add_(value, alpha=count(xs) / problem.n)
-        if progress:
-            progress(stop, problem.n, "exact trace" if total else "exact diagonal")
-    odd = next((n for n, v in sums.items() if not bool(torch.isfinite(v).all())), None)
-    if odd:
-        raise FldiagError(
-            f"the curvature of {odd} on slice {problem.slice_name!r} is not finite",
-            "use dtype float64, or weights from before the training diverged",
-        )
-    return sums
+        return (float(values.norm()), None) if self.is_exact(names) else norm(values, stderr)
 
 
-def _exact_diagonal(
-    names: Sequence[str], sums: Mapping[str, Tensor], entries: bool, estimator: str, products: int
-) -> Diagonal:
-    """From the exact diagonal, or trace, of every tensor."""
-    traces = {n: float(sums[n].sum()) for n in names}
-    return Diagonal(
-        torch.cat([sums[n].reshape(-1) for n in names]) if entries else None,
-        None,
-        traces,
-        dict.fromkeys(names),
-        math.fsum(traces.values()),
-        None,
-        estimator,
-        True,
-        products,
-        exact=tuple(names),
-    )
+def _exact(names: Sequence[str], sums: dict[str, Tensor], products: int) -> Diagonal:
+    values = {n: sums[n] for n in names}
+    zeros = {n: torch.zeros_like(v) for n, v in values.items()}
+    return Diagonal(values, zeros, {}, frozenset(names), True, products, 0.0)
 
 
-def _sums_by_products(
-    problem: Problem,
-    h: Operator | OperatorBlock,
-    names: Sequence[str],
-    progress: Progress | None,
-) -> dict[str, Tensor]:
-    """The diagonal on the tensors ``names``, one product with a unit vector an entry."""
-    entries = torch.zeros(h.size, dtype=torch.float64, device=problem.device)
-    unit = torch.zeros_like(entries)
-    for i in range(h.size):
-        unit[i] = 1.0
-        entries[i] = finite(h(unit))[i]
-        unit[i] = 0.0
-        if progress:
-            progress(i + 1, h.size, "exact diagonal by products")
-    shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
-    pieces = entries.split([shapes[n].numel() for n in names])
-    return {n: piece.reshape(shapes[n]) for n, piece in zip(names, pieces, strict=True)}
+def norm(values: Tensor, stderr: Tensor) -> tuple[float, float]:
+    """The Euclidean norm of estimates, without the part that noise adds to it, and its standard error to first order."""
+    size = math.sqrt(max(0.0, float(values.square().sum() - stderr.square().sum())))
+    spread = 2 * float((values * stderr).norm())
+    return size, spread / (2 * size) if size else math.sqrt(spread)
 
 
-def diagonal_of(
+def diagonal(
     problem: Problem,
     *,
-    entries: bool = True,
-    estimate: Estimate = "auto",
     rtol: float = 0.02,
     max_products: int = 200,
-    deflate: int = 20,
+    entries: bool = False,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Diagonal:
-    """Diagonal (with ``entries``) and per-tensor traces of the Hessian at ``problem.w``.
+    """The diagonal of the Hessian at the problem's weights.
 
-    ``auto``: exact if the network is piecewise linear in each layer's weights (``inexact`` says what is in the
-    way) or has at most ``max_products`` weights (a product each); else exact for the tensors in which its outputs are affine, and
-    for the others by random probes until the relative
-    standard error is at most ``rtol`` or ``max_products`` Hessian-vector products are spent, the first ``deflate`` of them
-    for a Krylov space that is counted exactly.
+    Args:
+        problem: whose Hessian it is.
+        rtol: target of the relative standard error of the trace, where it is estimated.
+        max_products: Hessian-vector products that the estimate may spend.
+        entries: the target is that of the whole diagonal instead, in the norm.
+        seed: of the random signs.
+        progress: is called with (done, total, what is done).
 
-    Raises FldiagError when ``exact`` is asked for and not possible, or loss or curvature are not finite.
+    Returns:
+        The diagonal, with standard errors.
+
+    Raises:
+        FldiagError: the loss or its curvature is not finite.
     """
-    if not 0 < rtol < 1 or max_products < 2 or deflate < 0:
-        raise FldiagError(
-            f"no estimate with rtol = {rtol}, max_products = {max_products}, deflate = {deflate}",
-            "0 < rtol < 1, max_products at least 2, deflate at least 0",
-            usage=True,
-        )
-    finite_scores(problem)
-    why = "it was not asked for" if estimate == "hutchinson" else inexact(problem)
-    if why and estimate == "exact" and problem.layout.size > max_products:
-        raise FldiagError(
-            f"the exact diagonal is not known for this model: {why}", "use estimate = 'auto'"
-        )
-    names = problem.layout.names
-    exact = () if estimate == "hutchinson" else exact_tensors(problem)
-    sums = _exact_sums(problem, exact, not entries, progress) if exact else {}
-    rest = [n for n in names if n not in exact]
+    assert math.isfinite(problem.centre.loss)
+    sums = exact_sums(problem, progress)
+    layout = problem.layout
+    rest = [n for n in layout.names if n not in sums]
+    stderr = {n: torch.zeros_like(v) for n, v in sums.items()}
     if not rest:
-        return _exact_diagonal(names, sums, entries, "exact", 0)
-    hessian = problem.hessian()
-    h = OperatorBlock(hessian, block_index(problem, rest)) if exact else hessian
-    if estimate != "hutchinson" and h.size <= max_products:
-        sums |= _sums_by_products(problem, h, rest, progress)
-        estimator = problem.estimator_name("exact")
-        return _exact_diagonal(names, sums, entries, estimator, hessian.products)
-    traces = {n: float(sums[n].sum()) for n in exact}
-    s, how = _sampled(problem, h, rest, entries, rtol, max_products, deflate, seed, progress)
-    errors = dict(zip(rest, s.stderrs.tolist()[:-1], strict=True))
-    traces |= dict(zip(rest, s.traces.tolist()[:-1], strict=True))
-    trace, error = math.fsum(traces[n] for n in exact) + float(s.traces[-1]), float(s.stderrs[-1])
-    reached = error <= rtol * abs(trace)
+        return _exact(layout.names, sums, 0)
+    operator = problem.hessian(names=rest)
+    sizes = [layout.shapes[layout.names.index(n)].numel() for n in rest]
+    if operator.size <= max_products:  # a product an entry
+        unit = torch.eye(operator.size, dtype=torch.float64).to(problem.device)
+        values = torch.stack([operator(row)[i] for i, row in enumerate(unit)])
+        sums |= dict(zip(rest, values.split(sizes), strict=True))
+        return _exact(layout.names, sums, operator.products)
+    space = Krylov(operator.size, problem.noise, problem.device, torch.float64)
+    space.append_random(seed, 0)
+    room = problem.memory // 4 // (8 * operator.size)
+    while space.done < min(STEPS, max_products // 2, len(space.rows), room):
+        space.step(operator)
+    rows = torch.stack(space.rows)
+    q = rows[: space.done]
+    hq = torch.from_numpy(space.coefficients().T).to(rows) @ rows
+    # H = (1 - QQ')H(1 - QQ') + QQ'H + HQQ' - QQ'HQQ'
+    measured = 2 * (q * hq).sum(0) - (q * ((hq @ q.T) @ q)).sum(0)
+    known = math.fsum(float(v.sum()) for v in sums.values())
+    fixed = math.fsum(float(v.square().sum()) for v in sums.values())
+    samples: list[Tensor] = []
+    mean, scatter = torch.zeros_like(measured), torch.zeros_like(measured)
+    error = math.inf
+    while operator.products < max(max_products, 2):
+        rng = torch_rng(seed, "hutchinson probe", len(samples))
+        z = torch.randint(0, 2, (operator.size,), generator=rng, dtype=torch.float64) * 2 - 1
+        z = z.to(problem.device)
+        product = operator(z - (q @ z) @ q)
+        sample = z * (product - (q @ product) @ q) + measured
+        samples.append(torch.stack([part.sum() for part in sample.split(sizes)]))
+        step = sample - mean  # Welford's update
+        mean = mean + step / len(samples)
+        scatter = scatter + step * (sample - mean)
+        if progress:
+            progress(operator.products, max_products, "trace by probes")
+        n = len(samples)
+        if n < 2:
+            continue
+        spread = (scatter / (n - 1) / n).sqrt()
+        traces = torch.stack(samples).sum(1)
+        if entries:
+            error = float(spread.norm()) / max(math.hypot(float(mean.norm()), fixed**0.5), 1e-300)
+        else:
+            trace = abs(known + float(traces.mean()))
+            error = float(traces.std()) / math.sqrt(n) / max(trace, 1e-300)
+        if n >= LEAST and error <= rtol:
+            break
+    spread = (scatter / max(1, len(samples) - 1) / len(samples)).sqrt()
+    parts = zip(rest, mean.split(sizes), spread.split(sizes), torch.stack(samples).T, strict=True)
+    by_name = {n: part for n, *part in parts}
     return Diagonal(
-        _assemble(problem, rest, s.diagonal, sums),
-        _assemble(problem, rest, s.diagonal_stderr, {}),
-        traces,
-        dict.fromkeys(names) | errors,
-        trace,
-        error,
-        how,
-        s.converged if entries else reached,
-        hessian.products,
-        reached,
-        why,
-        exact,
+        {n: sums[n] if n in sums else by_name[n][0] for n in layout.names},
+        {n: stderr[n] if n in sums else by_name[n][1] for n in layout.names},
+        {n: by_name[n][2] for n in rest},
+        frozenset(sums),
+        error <= rtol,
+        operator.products,
+        problem.noise,
     )
-
-
-def _sampled(
-    problem: Problem,
-    h: Operator | OperatorBlock,
-    names: Sequence[str],
-    entries: bool,
-    rtol: float,
-    max_products: int,
-    deflate: int,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[Sampled, str]:
-    """Traces (and the diagonal) of the operator on these tensors by random probes, and the estimator's name."""
-    size = h.size
-    count = min(deflate, size, max_products // 2, max(0, problem.memory // 4 // (8 * size)))
-
-    def tell(before: int) -> Callable[[int], None] | None:
-        return progress and (
-            lambda done: progress(min(before + done, max_products), max_products, "trace by probes")
-        )
-
-    space = None
-    if count:
-        space = krylov(
-            h,
-            size,
-            count,
-            noise=noise_of(problem),
-            seed=seed,
-            device=problem.device,
-            progress=tell(0),
-        )
-    slices = problem.layout.slices()
-    groups = torch.arange(size, device=problem.device).split(
-        [slices[n].stop - slices[n].start for n in names]
-    )
-    sampled = hutchinson(
-        h,
-        size,
-        groups,
-        krylov=space,
-        rtol=rtol,
-        most=max_products - h.products,
-        diagonal=entries,
-        seed=seed,
-        device=problem.device,
-        progress=tell(h.products),
-    )
-    return sampled, problem.estimator_name("hutchinson-deflated" if space else "hutchinson")
-
-
-def _assemble(
-    problem: Problem, names: Sequence[str], sampled: Tensor | None, exact: Mapping[str, Tensor]
-) -> Tensor | None:
-    """The vector [P] of the entries sampled on the tensors ``names``, and of the exact ones (default: 0)."""
-    if sampled is None:
-        return None
-    vector = sampled.new_zeros(problem.layout.size)
-    slices = problem.layout.slices()
-    vector[block_index(problem, names)] = sampled
-    for name, value in exact.items():
-        vector[slices[name]] = value.reshape(-1)
-    return vector
-
-
-def trace_rows(problem: Problem, d: Diagonal, per: Per) -> list[Row]:
-    """The trace of the whole and of every layer (a module's weight and bias) or tensor."""
-    rows: list[Row] = [
-        {
-            "metric": "trace",
-            "estimator": d.estimator,
-            "value": d.trace,
-            "stderr": d.trace_stderr,
-            "converged": d.trace_converged,
-        }
-    ]
-    for label, names in parts(problem, per).items():
-        # the tensors' estimates share their probes, so their errors may add up
-        errors = [e for e in (d.trace_stderrs[n] for n in names) if e is not None]
-        rows.append(
-            {
-                "metric": "trace",
-                "estimator": d.how(names),
-                "layer": label,
-                "value": math.fsum(d.traces[n] for n in names),
-                "stderr": math.fsum(errors) if errors else None,
-            }
-        )
-    return rows
-
-
-def parts(problem: Problem, per: Per) -> dict[str, tuple[str, ...]]:
-    """Label -> tensor names."""
-    if per == "tensor":
-        return {n: (n,) for n in problem.layout.names}
-    return {label or "(model)": names for label, names in problem.layout.layers.items()}
-
-
-def norm(values: Tensor, stderr: Tensor | None) -> tuple[float, float | None]:
-    """The Euclidean norm without the part that noise adds to it (0 where it is all noise), and its standard error to first
-    order."""
-    square = float(values.square().sum())
-    if stderr is None:
-        return math.sqrt(square), None
-    noise = stderr.square()
-    size = math.sqrt(max(0.0, square - float(noise.sum())))
-    spread = math.sqrt(float((4 * values.square() * noise).sum()))
-    return size, spread / (2 * size) if size else math.sqrt(spread)

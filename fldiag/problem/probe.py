@@ -1,386 +1,284 @@
-"""Is the loss a function of the weights alone? Small evaluations that name the culprit when it is not.
+"""Is the loss a function of the weights alone, and are its derivatives its derivatives? Small evaluations that say so if not.
 
-Every diagnostic assumes a deterministic loss that is the mean over the examples of the slice. What breaks
-this assumption (dropout, running batch-norm, augmented or shuffled data, sums, class weights) does not
-raise by itself: it only makes the numbers wrong.
+What breaks this (dropout, running batch-norm, shuffled data, sums, detach) does not raise by itself: it makes numbers wrong.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from dataclasses import dataclass
+import functools
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 
-from fldiag.errors import FldiagError, error_place, out_of_memory
-from fldiag.models.layers import batch_dependent, inherited_rules
-from fldiag.problem.derivatives import (
-    Derivatives,
-    compare_derivatives,
-    refuse_weights_in_loss,
-    remarks_on,
-)
-from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.memory import bytes_of_graph, refuse_hooks
-from fldiag.problem.objective import Each, Objective, fits, make_objective, per_example
-from fldiag.problem.trees import Tree, clone, count, cut, describe, of_examples, same
+from fldiag.errors import FldiagError
+from fldiag.problem.data import Tree, arguments, convert, count, cut, same
+from fldiag.problem.weights import copy_module
 from fldiag.seeding import torch_rng
 
-#: Examples that the checks look at.
-SAMPLE = 32
-#: What a model or loss of one's own raises for what it does not take.
-FAILURES = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    KeyError,
-    AssertionError,
-)
+#: Steps of the differences of losses and of gradients, and the relative errors from which on gradients and products are wrong.
+DIFFERENCES = {
+    torch.float64: ((1e-6, 1e-3), (1e-8, 1e-3)),
+    torch.float32: ((1e-3, 0.05), (1e-3, 0.3)),
+}
+#: Directions; kinks disturb a difference in some of them.
+DIRECTIONS = 3
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the probe learnt about a problem."""
+def coarsest(run: Callable[[], Any], dtype: torch.dtype) -> torch.dtype:
+    """The coarsest floating-point type, ``dtype`` among them, of the numbers that an evaluation keeps for its gradient."""
+    dtypes = {dtype}
 
-    batch_dependent: bool  # an example's output depends on the other examples of its batch
-    objective: Objective  # the loss as a mean over the examples
-    outputs: int  # numbers an example's output has
-    per_example: Each | None  # (outputs, y) -> losses [b], None when the loss cannot be taken apart
-    channels_last: bool  # whether evaluations without gradients use the channels-last memory format
-    graph_bytes: int  # memory an example takes in a graph that is differentiated twice
-    derivatives: Derivatives  # whether gradient and products are derivatives
-    remarks: tuple[str, ...]  # what stands beside every result
+    def pack(t: Tensor) -> Tensor:
+        if t.is_floating_point():
+            dtypes.add(t.dtype)
+        return t
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        run()
+    return max(dtypes, key=_eps)
 
 
-def _check_data(problem: Ingredients) -> tuple[Tree, Tree]:
-    x, y = problem.sample(SAMPLE)
-    x2, y2 = problem.sample(SAMPLE)
-    if not (same(x, x2, 0.0) and same(y, y2, 0.0)):
+def check(problem: Any) -> tuple[torch.dtype, bool]:
+    """Check the problem on a sample.
+
+    Returns:
+        The coarsest precision in which the model computes, and whether products must be taken by differences of gradients.
+
+    Raises:
+        FldiagError: naming what is wrong.
+    """
+    with problem.guarded():
+        x, y = problem.sample()
+        _disturb()
+        again = problem.sample()
+    if not same((x, y), again):
         raise FldiagError(
             f"the data of slice {problem.slice_name!r} change from one reading to the next",
             "switch augmentation and shuffling off: every reading must give the same",
         )
-    if not all(bool(torch.isfinite(t).all()) for t in tree_leaves(x) if t.is_floating_point()):
-        raise FldiagError(
-            f"the inputs of slice {problem.slice_name!r} hold NaN or infinite values",
-            "clean or normalise the data",
-        )
-    return x, y
+    with problem.guarded(), torch.no_grad():
+        dtype, z = _check_model(problem, x)
+        _check_loss(problem, z, y)
+    return dtype, _differentiates_once(problem)
 
 
-def _culprits(module: nn.Module) -> str:
-    in_training = {
-        f"{n or 'the model'} ({type(m).__name__})": m
-        for n, m in module.named_modules()
-        if m.training
-    }
-    dropout = [text for text, m in in_training.items() if inherited_rules(m).random]
-    if dropout:
-        return f"dropout is active in {', '.join(dropout)} although the model is in eval mode"
-    if in_training:
-        return f"still in training mode after eval(): {', '.join(in_training)}"
-    return "no module is in training mode: look for torch.rand, or F.dropout without training=self.training"
-
-
-def _check_model(problem: Ingredients, x: Tree, tolerance: float) -> Any:
-    """The outputs on x, after checking that they are reproducible and that nothing is written to."""
-    inputs, w = clone(x), problem.w.clone()
+def _check_model(problem: Any, x: Tree) -> tuple[torch.dtype, Any]:
+    """The precision and the outputs of a model that is a function of weights and inputs."""
+    inputs, w = tree_map(torch.clone, x), problem.w.clone()
     buffers = {n: b.clone() for n, b in problem.buffers.items()}
-    try:
-        z = problem.call(w, inputs, buffers)
-    except FldiagError:
-        raise
-    except Exception as error:  # the user's model may raise anything
-        if out_of_memory(error):
-            raise
-        batch = (
-            f"shape {list(x.shape)} and type {x.dtype}" if isinstance(x, Tensor) else describe(x)
-        )
-        raise FldiagError(
-            f"the model failed on a batch of {batch}: {type(error).__name__}: {error}{error_place(error)}"
-            + "".join(f" ({text})" for text in problem.data_remarks),
-            "give pairs (inputs, target), with inputs that belong together in a tuple, such as "
-            "[((a, b), y) for a, b, y in loader]"
-            if problem.data_remarks
-            else "check that the data are what the model takes (shape, type, normalised)",
-        ) from error
-    if not same(x, inputs, 0.0):
+    z = problem.call(problem.w, inputs, buffers)
+    leaf = problem.w.clone().requires_grad_()
+    dtype = coarsest(lambda: problem.call(leaf, tree_map(torch.clone, x)), problem.dtype)
+    tolerance = max(1e-9, min(1e3 * _eps(dtype), 0.1))
+    if not same(inputs, x):
         raise FldiagError(
             "the model changes its input in place",
             "let it work on a copy (first layer inplace=False)",
         )
-    if not same(w, problem.w, 0.0):
+    _disturb()
+    if not same((buffers, w), (problem.buffers, problem.w)) or not same(
+        z, problem.call(problem.w, x), tolerance
+    ):
+        training = [
+            f"{n or 'the model'} ({type(m).__name__})"
+            for n, m in problem.module.named_modules()
+            if m.training
+        ]
         raise FldiagError(
-            "an evaluation changes the weights",
-            "take Embedding(..., max_norm=None), and write to no parameter in forward",
+            "two evaluations of the model disagree, or change its weights or buffers ("
+            + (f"in training mode: {', '.join(training)})" if training else "it is in eval mode)"),
+            "make the model deterministic in eval mode, without torch.rand or batch statistics",
         )
-    moved = [n for n, b in buffers.items() if not same(b, problem.buffers[n], 0.0)]
-    if moved:
-        raise FldiagError(
-            f"an evaluation changes the buffers {', '.join(moved[:4])}: "
-            f"{_culprits(problem.module)}",
-            "let eval() reach these modules (batch-norm must use its running statistics)",
-        )
-    if not same(z, problem.call(problem.w, clone(x), buffers), tolerance):
-        raise FldiagError(
-            f"two evaluations of the model disagree: {_culprits(problem.module)}",
-            "make the model deterministic in eval mode",
-        )
-    return z
+    half = count(x) // 2
+    if half and isinstance(z, Tensor):
+        parts = [problem.call(problem.w, cut(x, part)) for part in (slice(half), slice(half, None))]
+        if not same(torch.cat(parts), z, tolerance):
+            raise FldiagError(
+                "the outputs for an example depend on the others of its batch, or a batch has no axis of examples",
+                "let batch-norm use its running statistics",
+            )
+    _check_module(problem, x, z, tolerance)
+    return dtype, z
 
 
-def _check_loss(
-    problem: Ingredients, criterion: Criterion, x: Tree, z: Any, y: Tree, tolerance: float
-) -> Tensor:
-    value = criterion(z, y)
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _disturb() -> None:
+    """So that random numbers in user code are others (their states are put back)."""
+    torch.rand(1), np.random.rand(), random.random()
+
+
+def _check_module(problem: Any, x: Tree, z: Any, tolerance: float) -> None:
+    """The module's own forward agrees with the function of its weights, here and at weights that it is given in training mode."""
+    module, tensors = (
+        copy_module(problem.module),
+        {**problem.frozen, **problem.layout.views(problem.w)},
+    )
+    rng, size = torch_rng(0, "weights to move to"), 0.05 * problem.size
+    moved = {n: t + size * torch.randn(t.shape, generator=rng).to(t) for n, t in tensors.items()}
+    args, kwargs = arguments(problem.forward, x)
+    for name, t in [*module.named_parameters(), *module.named_buffers()]:
+        t.copy_({**tensors, **problem.buffers}[name])
+    # outputs may be views of weights
+    own = [tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, module(*args, **kwargs))]
+    module.train()
+    for name, p in module.named_parameters():
+        p.add_(moved[name] - tensors[name])
+    module.eval()
+    own.append(module(*args, **kwargs))
+    if same(own, [z, problem.call(moved, x)], tolerance):
+        return
+    outputs = _outputs(module, lambda: module(*args, **kwargs))
+    others = _outputs(problem.module, lambda: problem.call(moved, x))
+    names = [n for n in outputs if n in others and not same(outputs[n], others[n], tolerance)]
+    raise FldiagError(
+        f"layer {names[0] if names else ''!r} of the model does not compute what its weights say: eval() or forward merges, "
+        "rewrites or keeps weights",
+        "give the model as it is trained: adapters not merged, weights composed at every call",
+    )
+
+
+def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
+    """Layer -> its outputs, inner layers first."""
+    outputs: dict[str, Any] = {}
+    handles = [
+        m.register_forward_hook(lambda m, args, out, name=n: outputs.update({name: out}))
+        for n, m in module.named_modules()
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs
+
+
+def _check_loss(problem: Any, z: Any, y: Tree) -> None:
+    """The loss is finite, the same twice, and reads no weights."""
+    loss = problem.criterion
+    value = loss.total(z, y)
     if not bool(torch.isfinite(value)):
-        culprits = {"weights": problem.w, "outputs of the model": z}
-        place = next(
-            (
-                name
-                for name, t in culprits.items()
-                if isinstance(t, Tensor) and not bool(torch.isfinite(t).all())
-            ),
-            "loss alone",
-        )
         raise FldiagError(
-            f"the loss is {float(value)} (not finite: the {place})",
-            "diagnose a checkpoint from before the training diverged",
+            f"the loss is {float(value)}",
+            "diagnose a checkpoint from before the training diverged, on data without NaN",
         )
-    if not same(value, criterion(z, y), tolerance):
+    _disturb()
+    if not same(value, loss.total(z, y), 1e-6):
         raise FldiagError(
             "two evaluations of the loss on the same outputs disagree",
             "make the loss deterministic",
         )
-    if not isinstance(z, Tensor):
-        _check_mean_through_model(problem, criterion, x, y)
-    elif z.ndim and isinstance(y, Tensor) and len(z) == len(y):
-        _check_mean(criterion, z, y, value)
-    elif z.ndim and len(z) == count(y) and _is_mean(criterion, z, y) is False:
-        raise _uneven(criterion, z, y)
-    return value
-
-
-def _check_mean(loss: Criterion, z: Tensor, y: Tensor, value: Tensor) -> None:
-    twice = _loss_or_nan(loss, torch.cat([z, z]), torch.cat([y, y]))
-    doubles = same(twice, 2 * value, 1e-3) and float(value.abs()) > 0
-    fair = (
-        same(twice, value, 1e-3)
-        and _is_mean(loss, z, y) is not False
-        and _is_mean_of_far_outputs(loss, z, y) is not False
-    )
-    if (
-        (doubles or not fair)
-        and z.shape != y.shape
-        and z.numel() == y.numel()
-        and _is_mean(loss, z, y.reshape(z.shape))
-    ):
-        raise FldiagError(
-            f"the loss compares outputs {list(z.shape)} with targets {list(y.shape)}: broadcasting "
-            "pairs every example with every other one",
-            f"reshape the targets to {['n', *z.shape[1:]]}".replace("'", ""),
-        )
-    if doubles:
-        raise FldiagError(
-            "the loss doubles when every example is given twice: it is a sum",
-            "use the mean over the examples",
-        )
-    if not fair:
-        raise _uneven(loss, z, y)
-
-
-def _uneven(loss: Criterion, z: Any, y: Tree) -> FldiagError:
-    """What is wrong with a loss that is not the mean over the examples: it couples them, or weighs them differently."""
-    if isinstance(z, Tensor) and _couples(loss, z, y):
-        return FldiagError(
-            "the loss of a batch is not the mean over its examples: it couples them (as contrastive, Dice, "
-            "root-mean-square, correlation and ranking losses do), so it has no loss of one example",
-            "diagnose a loss that is a mean over the examples",
-        )
-    return FldiagError(
-        "the loss of a batch is not the mean over its examples: class weights, ignored labels or another "
-        "normalisation make batches count differently",
-        "return (sum, count): the sum over what counts and how much that is, or give torch's own cross entropy",
-    )
-
-
-def _loss_or_nan(loss: Criterion, z: Tensor, y: Tree) -> Tensor:
-    """The loss, NaN where it takes no such batch (an odd number of views, say)."""
+    originals = [p for p in problem.model.parameters() if p.is_floating_point()]
+    values = [p.data for p in originals]
     try:
-        return loss(z, y)
-    except FAILURES:
-        return torch.tensor(math.nan)
+        for p in originals:
+            p.data = 1.1 * p.data + 0.1
+        changed = loss.total(z, y)
+    finally:
+        for p, data in zip(originals, values, strict=True):
+            p.data = data
+    if not same(value, changed, 1e-6):
+        raise FldiagError(
+            "the loss reads the model's weights, so its gradient and curvature are not those of the outputs alone",
+            "leave the penalty out and give weight_decay, or add it in the model's forward",
+        )
 
 
-def _couples(loss: Criterion, z: Tensor, y: Tree) -> bool:
-    """Whether what an example's outputs add to the loss depends on those of other examples.
+def _differentiates_once(problem: Any) -> bool:
+    """Compare gradient and product with central differences at weights a little beside the problem's, off kinks.
 
-    Otherwise exchanging the outputs of one half and of the other adds up to exchanging both.
+    In double precision, unless the model insists on another; where that is lower than single, differences show nothing.
+    Returns whether the product is wrong, or not there. Raises FldiagError where the gradient is wrong.
     """
-    half = torch.arange(len(z), device=z.device) < len(z) // 2
-    half = half.reshape(-1, *[1] * (z.ndim - 1))
-    full = torch.ones_like(half)
-    for other in (z.roll(1, 0), *_far_outputs(z, y)):
-        values = [
-            float(_loss_or_nan(loss, torch.where(mask, other, z), y))
-            for mask in (~full, half, ~half, full)
-        ]
-        error = abs(values[0] + values[3] - values[1] - values[2])
-        if all(map(math.isfinite, values)) and error > 1e-4 * max(map(abs, values)):
-            return True
+    sample = problem.sample(8)
+    for dtype in (torch.float64, problem.dtype):
+        twin = copy.copy(problem)
+        twin.module, twin.dtype = copy_module(problem.module).to(dtype), dtype
+        twin.w, twin.frozen, twin.buffers, (x, y) = convert(
+            (problem.w, problem.frozen, problem.buffers, sample), dtype, problem.device
+        )
+        twin.criterion = problem.criterion
+
+        def loss(w: Tensor, twin=twin, x=x, y=y) -> Tensor:
+            return twin.total(w, x, y)
+
+        try:
+            leaf = twin.w.clone().requires_grad_()
+            precision = coarsest(functools.partial(loss, leaf), dtype)
+        except FldiagError:
+            if dtype == problem.dtype:
+                raise
+            continue
+        if precision not in DIFFERENCES:
+            return False
+        with problem.guarded(), torch.enable_grad():
+            return _is_product_wrong(loss, twin.w, problem.size, *DIFFERENCES[precision])
     return False
 
 
-def _far_outputs(z: Tensor, y: Tree) -> list[Tensor]:
-    """Outputs that differ from example to example: far from z, and between 0 and 1 (probabilities, say)."""
-    size = max(
-        1.0,
-        *(float(t.abs().max()) for t in (z, y) if isinstance(t, Tensor) and t.is_floating_point()),
-    )
-    rng = torch_rng(0, "outputs to try the loss on")
-    noise, shares = torch.randn(z.shape, generator=rng), torch.rand(z.shape, generator=rng)
-    return [z + 3 * size * noise.to(z), shares.to(z)]
+def _is_product_wrong(
+    loss: Callable[[Tensor], Tensor],
+    w: Tensor,
+    size: float,
+    of_losses: tuple[float, float],
+    of_gradients: tuple[float, float],
+) -> bool:
+    def direction(number: int) -> Tensor:
+        rng = torch_rng(0, "probe", number)
+        return size * torch.randn(len(w), dtype=torch.float64, generator=rng).to(w)
 
-
-def _check_mean_through_model(problem: Ingredients, loss: Criterion, x: Tree, y: Tree) -> None:
-    """``_is_mean`` through the model, whose outputs cannot be cut: at its weights and at others."""
-    if batch_dependent(problem.module):
-        return
-    noise = torch.randn(len(problem.w), generator=torch_rng(0, "weights to try the loss at")).to(
-        problem.w
-    )
-    for w in (problem.w, problem.w + 0.3 * problem.w.std(correction=0) * noise):
-        values = {}
-        b = count(y)
-        for part in (slice(0, b), slice(0, b // 2), slice(b // 2, b)):
-            if part.stop > part.start:
-                values[part.start, part.stop] = float(
-                    loss(problem.call(w, cut(x, part)), cut(y, part))
-                )
-        value = values.pop((0, b))
-        mean = math.fsum(v * (stop - start) / b for (start, stop), v in values.items())
-        if (
-            values
-            and math.isfinite(value)
-            and not abs(mean - value) <= 1e-3 * max(abs(value), abs(mean))
-        ):
-            raise _uneven(loss, None, y)
-
-
-def _is_mean(loss: Criterion, z: Tensor, y: Tree) -> bool | None:
-    """Whether the loss of the batch is the mean of those of its parts; None where it is not finite."""
-    b, value = len(z), float(_loss_or_nan(loss, z, y))
-    if not math.isfinite(value):
-        return None
-    sizes, fair = {1, b // 2} - {0, b}, []
-    for k in sizes:
+    def gradient(w: Tensor, twice: bool = False) -> Tensor:
+        w = w.detach().requires_grad_()
+        value = loss(w)
+        if not value.requires_grad:
+            raise FldiagError(
+                "the loss does not depend on the weights", "remove detach() or no_grad"
+            )
         try:
-            parts = [
-                k / b * float(loss(z[:k], cut(y, slice(0, k)))),
-                (1 - k / b) * float(loss(z[k:], cut(y, slice(k, b)))),
-            ]
-        except FAILURES:  # it takes no batch of this size
-            continue
-        fair.append(abs(sum(parts) - value) <= 1e-3 * abs(value) + 1e-5 * max(map(abs, parts)))
-    return all(fair) and len(fair) >= min(len(sizes), 1)
+            return torch.autograd.grad(value, w, create_graph=twice)[0]
+        except RuntimeError as error:
+            raise FldiagError(
+                f"the model cannot be differentiated: {error}",
+                "evaluate it in a way that has a derivative here, such as attn_implementation='eager' of transformers",
+            ) from error
 
+    def is_near(derivative: Tensor, difference: Tensor, wrong: float) -> bool:
+        scale = max(float(difference.norm()), 1e-6 * float(g.norm()) * size)
+        return float((derivative - difference).norm()) <= wrong * scale
 
-def _is_mean_of_far_outputs(loss: Criterion, z: Tensor, y: Tensor) -> bool | None:
-    """``_is_mean`` for outputs that differ: where all examples have one loss, every way to weigh them is the mean.
+    w = w + 1e-3 * direction(0)
+    g = gradient(w)
 
-    On the CPU, where a loss that takes only some outputs (probabilities, say) raises and does no harm.
-    """
-    z, y = z.detach().cpu(), y.cpu()
-    criterion = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
-    for outputs in _far_outputs(z, y):
-        try:
-            is_mean = _is_mean(criterion, outputs, y)
-        except Exception:  # not one of this loss's outputs
-            continue
-        if is_mean is not None:
-            return is_mean
-    return None
+    def slopes() -> Iterator[bool]:
+        for number in range(1, DIRECTIONS + 1):
+            v, (step, wrong) = direction(number), of_losses
+            difference = (loss(w + step * v) - loss(w - step * v)).detach() / (2 * step)
+            yield is_near(g @ v, difference, wrong)
 
-
-def _batch_dependent(problem: Ingredients, x: Tree, z: Any, tolerance: float) -> bool:
-    if batch_dependent(problem.module):
-        return True
-    b = count(x)
-    leaves = [t for t in tree_leaves(z) if of_examples(t, b)]
-    if b < 2 or not leaves:
-        return False
-    pieces = [cut(x, slice(0, b // 2)), cut(x, slice(b // 2, b))]
-    first, second = (
-        [
-            t
-            for t in tree_leaves(problem.call(problem.w, clone(piece)))
-            if of_examples(t, count(piece))
-        ]
-        for piece in pieces
-    )
-    if len(first) != len(second) or len(first) != len(leaves):
-        return False  # what else the model returns has as many rows as there are examples
-    return any(
-        p.shape[1:] == t.shape[1:] == q.shape[1:] and not same(torch.cat([p, q]), t, tolerance)
-        for p, q, t in zip(first, second, leaves, strict=True)
-    )
-
-
-def _channels_last(problem: Ingredients, x: Tree, z: Any) -> bool:
-    """Convolutions without gradients run about 1.4 times faster so; a model that uses view() may refuse."""
-    if (
-        not isinstance(x, Tensor)
-        or x.ndim != 4
-        or not any(inherited_rules(m).channels_last for m in problem.module.modules())
-    ):
-        return False
-    try:
-        return same(problem.call(problem.w, x.to(memory_format=torch.channels_last)), z, 1e-4)
-    except RuntimeError:
-        return False
-
-
-def examine(problem: Ingredients) -> Facts:
-    """The checks on up to 32 examples at the problem's weights. Raises FldiagError naming the culprit."""
-    if torch.is_inference_mode_enabled():
+    if not any(slopes()):
         raise FldiagError(
-            "torch.inference_mode is on, in which nothing can be differentiated",
-            "leave it out around fldiag's calls; torch.no_grad may stay",
-            usage=True,
+            "the gradient of the loss is not the derivative that differences show: detach(), no_grad or a backward of one's own",
+            "remove it: numbers about this loss would be wrong",
         )
-    tolerance = 1e-4 if problem.dtype == torch.float32 else 1e-9
-    with problem.guarded(), torch.no_grad():
-        x, y = _check_data(problem)
-        z = _check_model(problem, x, tolerance)
-        refuse_hooks(problem, cut(x, slice(0, 2)))
-        objective = make_objective(problem, x, y, z)
-        criterion = objective.criterion
-        value = _check_loss(problem, criterion, x, z, y, tolerance)
-        refuse_weights_in_loss(problem, criterion, x, z, y, tolerance)
-        each = objective.each
-        if each is None:
-            each = per_example(criterion, z, y, value)
-        elif not fits(each, z, y, value):
-            each = None
-        graph_bytes = bytes_of_graph(problem, criterion, x, y)
-        derivatives = problem.shared.get("derivatives") or compare_derivatives(
-            problem, criterion, x, y
-        )
-        if not derivatives.not_finite:  # which is a matter of these weights
-            problem.shared["derivatives"] = derivatives
-        return Facts(
-            batch_dependent=_batch_dependent(problem, x, z, tolerance),
-            objective=objective,
-            outputs=z[0].numel() if isinstance(z, Tensor) and z.ndim else 1,
-            per_example=each,
-            channels_last=_channels_last(problem, x, z),
-            graph_bytes=graph_bytes,
-            derivatives=derivatives,
-            remarks=(*objective.remarks, *remarks_on(problem, derivatives)),
-        )
+    try:
+        at = w.detach().requires_grad_()
+        slope = torch.autograd.grad(loss(at), at, create_graph=True)[0]
+        for number in range(1, DIRECTIONS + 1):
+            v, (step, wrong) = direction(number), of_gradients
+            difference = (gradient(w + step * v) - gradient(w - step * v)) / (2 * step)
+            product = torch.zeros_like(v)
+            if slope.requires_grad:
+                product = torch.autograd.grad(slope, at, v, retain_graph=True)[0]
+            if is_near(product, difference, wrong):
+                return False
+    except RuntimeError:  # no second derivative
+        pass
+    return True

@@ -2,410 +2,564 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 
 from fldiag.choices import Matrix
-from fldiag.curvature.finite_differences import Differences, DifferenceStep, best_step
-from fldiag.curvature.hvp import derivative
-from fldiag.curvature.operator import Operator, OperatorBlock, finite, not_finite
-from fldiag.errors import FldiagError
-from fldiag.problem.ingredients import Criterion, Ingredients
-from fldiag.problem.inputs import TensorData
-from fldiag.problem.memory import (
-    DEPENDENT,
-    batch_size,
-    graphs_to_keep,
+from fldiag.curvature.operator import Curvature, Differences
+from fldiag.device import device_of
+from fldiag.errors import FldiagError, error_place, nearest, out_of_memory
+from fldiag.params import Layout
+from fldiag.problem import probe
+from fldiag.problem.data import (
+    IndexedSlice,
+    TensorSlice,
+    Tree,
+    arguments,
+    as_slice,
+    convert,
+    count,
+    cut,
+    join,
+    same,
 )
-from fldiag.problem.operators import Batches, block_index, double_backward
-from fldiag.problem.probe import Facts, examine
+from fldiag.problem.loss import Classes, Loss, as_sums, classes_of, own_loss
 from fldiag.problem.scores import Scores, score
-from fldiag.problem.trees import Tree, count, join, nbytes
-from fldiag.seeding import torch_rng
+from fldiag.problem.weights import copy_module, load, unwrap_model, vector
+from fldiag.results.provenance import digest
+from fldiag.results.table import Row
+
+#: Examples of a batch at most; more gain nothing, as their activations leave the processor's caches.
+LARGEST = 512
+#: On a CPU, larger graphs are slower by up to 1.6. But every batch is a pass over the weights, so that a graph may be twice as
+#: large as they are.
+CPU_BYTES = 32 * 2**20
+#: Relative rounding error of a product: what is smaller than this share of the matrix's norm counts as zero.
+NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
-def _infinite_gradient() -> FldiagError:
-    return FldiagError(
-        "the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
-        "keep its argument off 0, for example sqrt(x + 1e-12)",
-    )
-
-
-class Problem(Ingredients):
-    """A loss as a function of a weight vector ``w`` [P] on a fixed data slice.
+class Problem:
+    """A loss as a function of a weight vector ``w`` [P] on a fixed data slice. Sums over batches are float64.
 
     All named parameters count as weights, including frozen ones: ``requires_grad`` says how a model was trained, not what its
-    loss surface is. With ``trainable`` the frozen ones are constants. Sums over batches are float64.
+    loss surface is. ``remarks`` says in words what was decided about model, loss and data.
 
     Args:
         model: any module. It is copied and put in eval mode; your module, its buffers, its mode and the global random state are
             not changed.
         loss: (outputs, y) -> the mean over the examples of a batch, or a pair (sum, count) where masks or weights decide how
-            much counts; then the loss of the slice is all sums over all counts. Class weights, ignored labels and label
-            smoothing of torch's ``cross_entropy`` are understood, and so is the ``loss`` that a transformers model returns
-            itself (``lambda out, batch: out.loss``).
-        data: a pair (x, y); a dict, from which the model gets the arguments of its forward and the loss all entries; a
-            ``Dataset`` or ``DataLoader``, drawn once, or a list of batches; or a slice with ``n``, ``name`` and
-            ``batch(start, stop)``. x and y are tensors, or tensors in dicts (passed by name) and tuples (passed by place).
-            Integers stay integers. Of three or more entries the required arguments of forward are the inputs, the next one is
-            the target, and ``remarks`` says so.
-        params: weights to take instead of the module's: a vector [P] or a dict of named tensors.
+            much counts; then the loss of the slice is all sums over all counts. Torch's losses of class labels are understood
+            with all their options, and so is the ``loss`` that a transformers model returns itself.
+        data: see ``fldiag.problem.data.as_slice``.
+        params: weights to take instead of the module's: a vector [P] or named tensors. The module's own ``load_state_dict``
+            takes them.
         buffers: buffers to take instead of the module's, by name.
         name: what tables and pictures call it.
         dtype: float32 or float64, in which everything is evaluated.
         device: auto, cpu, cuda, cuda:N or mps; by default where the model is.
-        memory: bytes that a batch and its graph may take.
+        memory: bytes that batches and their graphs may take.
         labels: columns of every result table, such as method, round, seed, moment, scope, client.
         trainable: only parameters with ``requires_grad`` count as weights (adapters, a head); the others are constants, and
             ``params`` still names them all.
-        weight_decay: λ of the term λ/2 ‖w‖² over these weights (biases included, added once, also to a sum), a part of the
-            loss and of its gradient, curvature and surfaces. Your loss does not contain it.
+        weight_decay: λ of the term λ/2 ‖w‖² over these weights, a part of the loss and of its gradient and curvature.
 
     Raises:
         FldiagError: model, weights, buffers or data do not fit each other.
 
-    >>> net, x, y = torch.nn.Linear(2, 3), torch.eye(2), torch.tensor([0, 2])
-    >>> Problem(net, torch.nn.functional.cross_entropy, (x, y), name="mine")
+    >>> net, x, y = nn.Linear(2, 3), torch.eye(2), torch.tensor([0, 2])
+    >>> Problem(net, nn.functional.cross_entropy, (x, y), name="mine")
     Problem('mine', 9 parameters, 2 examples of 'data', torch.float32)
     """
 
-    #: The stored checkpoint that it was opened from, and its run where that was opened: their clients' weights and rounds are
-    #: further models (``fldiag.runs.open_problem``). They do not travel to workers.
+    #: The stored checkpoint that it was opened from, and its run where that was opened (``fldiag.runs.open_problem``).
     checkpoint: Any = None
     run: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what was established once: whoever gets a copy does that again."""
-        state = {
-            name: value
-            for name, value in self.__dict__.items()
-            if not isinstance(getattr(type(self), name, None), cached_property)
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Any],
+        data: Any,
+        params: Tensor | Mapping[str, Tensor] | None = None,
+        buffers: Mapping[str, Tensor] | None = None,
+        name: str = "",
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device | None = None,
+        memory: int = 2 * 2**30,
+        labels: Mapping[str, Any] | None = None,
+        trainable: bool = False,
+        weight_decay: float = 0.0,
+    ):
+        if not isinstance(model, nn.Module) or not callable(loss):
+            raise FldiagError(
+                f"the model is a {type(model).__name__}, the loss a {type(loss).__name__}",
+                "give a torch.nn.Module and a function of (outputs, y)",
+                usage=True,
+            )
+        if dtype not in NOISE or not 0 <= weight_decay < math.inf:
+            raise FldiagError(
+                f"dtype = {dtype}, weight_decay = {weight_decay}",
+                "use torch.float32 or torch.float64, and a weight decay of at least 0",
+                usage=True,
+            )
+        self.model, self.remarks = unwrap_model(model)
+        self.user_loss, self.weight_decay = loss, float(weight_decay)
+        self.name, self.dtype, self.memory = name, dtype, int(memory)
+        self.labels = dict(labels or {})
+        place = next(self.model.parameters(), torch.empty(0)).device
+        self.device = place if device is None else torch.device(device_of(device, dtype))
+        #: What was found out for all problems of this model and loss.
+        self.shared: dict[str, Any] = {}
+        with self.guarded():
+            self.data = as_slice(data)
+            self.layout, self.all = Layout.of(self.model, trainable), Layout.of(self.model)
+            self.module = copy_module(self.model).to(self.device, dtype)
+            if params is not None or buffers is not None:
+                self.remarks += load(self.module, params, buffers)
+            self.module.eval()
+        for m in self.module.modules():
+            if isinstance(m, nn.Embedding | nn.EmbeddingBag):
+                m.sparse = False  # sparse gradients have no derivatives
+        self.n, self.slice_name = int(self.data.n), str(self.data.name)
+        self.forward = inspect.signature(self.module.forward)
+        self._place(dict(self.module.named_parameters()), dict(self.module.named_buffers()))
+        if weight_decay:
+            text = f"the loss includes weight decay, {weight_decay:g}/2 ‖w‖² over all weights"
+            self.remarks.append(text)
+
+    def _place(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        params = {n: t.detach().to(self.device, self.dtype) for n, t in params.items()}
+        self.w = self.layout.row(params)
+        self.frozen = {n: params[n].clone() for n in self.all.names if n not in self.layout.names}
+        self.buffers = {
+            n: convert(t.detach(), self.dtype, self.device).clone() for n, t in buffers.items()
         }
-        return {**state, "originals": (), "checkpoint": None, "run": None}
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
         return f"Problem({name}{self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
 
-    def on(self, examples: Sequence[int], name: str) -> Problem:
-        """The same loss at the same weights on some examples (their numbers in the slice), which are called ``name``."""
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was computed once: whoever gets a copy does that again."""
+        kind = type(self)
+        state = {
+            k: v
+            for k, v in vars(self).items()
+            if not isinstance(getattr(kind, k, None), cached_property)
+        }
+        return {**state, "model": self.module, "checkpoint": None, "run": None}
+
+    def at(
+        self,
+        params: Tensor | Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor] | None = None,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """The same loss on the same examples around other weights.
+
+        Args:
+            params: a vector of all the model's parameters, or named tensors, with buffers among them.
+            buffers: by name; those that are not named stay.
+            name: of the new problem.
+            labels: its columns.
+
+        Returns:
+            Another problem.
+
+        Raises:
+            FldiagError: the weights do not fit.
+        """
         problem = copy.copy(self)
-        parts = [self._data.batch(i, i + 1) for i in examples]  # few: they are held in memory
-        x = join([part[0] for part in parts])
-        y = x if parts[0][1] is parts[0][0] else join([part[1] for part in parts])
-        problem._data = TensorData(x, y, name)
-        problem.n, problem.slice_name = len(examples), name
+        problem.model, problem.remarks = self.model, [*self.remarks]
+        for key in ("criterion", "classes", "bytes_of_example", "bounds", "_batches", "weight"):
+            if key in vars(self):
+                vars(problem)[key] = vars(self)[key]
+        named = self.all.views(vector(params, self.all)) if isinstance(params, Tensor) else params
+        named = {**self.buffers, **named, **(buffers or {})}
+        shapes = {**dict(zip(self.all.names, self.all.shapes, strict=True))}
+        shapes |= {n: b.shape for n, b in self.buffers.items()}
+        misfits = [n for n, s in shapes.items() if n not in named or named[n].shape != s]
+        if misfits:
+            raise FldiagError(
+                f"weights do not fit the model: {', '.join(misfits[:6])}",
+                "give those of this very architecture",
+            )
+        problem._place({n: named[n] for n in self.all.names}, {n: named[n] for n in self.buffers})
+        problem.name = self.name if name is None else name
+        problem.labels = dict(self.labels if labels is None else labels)
         return problem
 
-    # -- what is known about the problem
+    @property
+    def common(self) -> Row:
+        """The columns that every row of this problem's tables shares."""
+        decay = {"weight_decay": self.weight_decay} if self.weight_decay else {}
+        about = {"run": self.name, "slice": self.slice_name, "n_examples": self.n}
+        return {**about, **decay, **self.labels}
 
-    def probe(self) -> Facts:
-        """Checks once, at ``w``, that the loss is a function of the weights alone and the mean over examples, and that its
-        gradient and the products with its Hessian are its derivatives.
+    @property
+    def inputs(self) -> str:
+        """What was done to the inputs before the model sees them, in words."""
+        return str(getattr(self.data, "inputs", "as passed"))
 
-        Raises FldiagError naming the culprit: active dropout or other randomness, running batch-norm, data
-        that change between readings, a loss that is no mean or reads the weights itself, a gradient that is not the derivative
-        of the loss, labels out of range, NaN. Every evaluation calls it first.
+    @property
+    def in_memory(self) -> bool:
+        """Whether the examples themselves were given, not a slice of a named data set."""
+        return isinstance(self.data, TensorSlice | IndexedSlice)
+
+    @property
+    def size(self) -> float:
+        """The root mean square of the weights."""
+        return float(self.w.double().square().mean().sqrt()) or 0.1
+
+    def digest(self) -> str:
+        """Changes when the model, loss, weights, buffers, data or precision change."""
+        names = [re.sub(r" at 0x[0-9a-f]+", "", repr(t)) for t in (self.module, self.user_loss)]
+        names += [
+            code_of(f) for f in (self.user_loss, *(type(m).forward for m in self.module.modules()))
+        ]
+        with self.guarded():  # in pieces of fixed size: memory must not enter
+            data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
+        weights = [self.w, self.frozen, self.buffers, self.weight_decay]
+        return digest(names, list(self.layout.names), *weights, data, str(self.dtype))
+
+    # -- parts of an evaluation
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """A context in which user code runs.
+
+        Global random states are put back, numbers are in the problem's precision, attention has a second derivative, encoder
+        layers are the same function without gradients, and an error is a FldiagError.
         """
-        return self._facts
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.autocast(self.device.type, enabled=False), sdpa_kernel(SDPBackend.MATH):
+                yield
+        except FldiagError:
+            raise
+        except Exception as error:  # the user's model, loss or data may raise anything
+            if out_of_memory(error):
+                raise
+            raise FldiagError(
+                f"model, loss or data failed: {type(error).__name__}: {error}{error_place(error)}",
+                "check that they take each other's shapes and types, with labels in range",
+            ) from error
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda, self.device)
+
+    def read(self, start: int, stop: int) -> tuple[Tree, Tree]:
+        """Examples start..stop-1, fresh from the slice, on the device."""
+        x, y = self.data.batch(start, stop)
+        place = self.dtype, self.device
+        return convert(x, *place), convert(y, *place, is_target=not isinstance(y, Mapping))
+
+    def sample(self, most: int = 32) -> tuple[Tree, Tree]:
+        """Up to ``most`` examples in four runs over the slice, which is often sorted by class."""
+        step = most // 4
+        runs = [(i * self.n // 4, i * self.n // 4 + step) for i in range(4)]
+        with self.guarded():
+            return join([self.read(*run) for run in (runs if self.n > most else [(0, self.n)])])
+
+    def call(
+        self,
+        w: Tensor | Mapping[str, Tensor],
+        x: Tree,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Any:
+        """The model's outputs on x [b, ...] with weights w [P], or by name (and buffers; default: copies of its own)."""
+        if buffers is None:
+            buffers = {n: b.clone() for n, b in self.buffers.items()}
+        views = self.layout.views(w) if isinstance(w, Tensor) else w
+        tensors = {**self.frozen, **views, **buffers}
+        with self.guarded():
+            return torch.func.functional_call(self.module, tensors, *arguments(self.forward, x))
+
+    def total(self, w: Tensor | Mapping[str, Tensor], x: Tree, y: Tree) -> Tensor:
+        """The sum of the losses of a batch."""
+        with self.guarded():
+            return self.criterion.total(self.call(w, x), y)
 
     @cached_property
-    def _facts(self) -> Facts:
-        facts = examine(self)
-        self.remarks += [text for text in facts.remarks if text not in self.remarks]
-        return facts
+    def criterion(self) -> Loss:
+        """The loss as two sums."""
+        x, y = self.sample()
+        with self.guarded(), torch.no_grad():
+            z = self.call(self.w, x)
+            if isinstance(z, Mapping) and self.user_loss(z, y) is z.get("loss"):
+                return own_loss(self, x, y)
+            return as_sums(self.user_loss, z, y)
+
+    @cached_property
+    def classes(self) -> Classes | None:
+        """How the outputs answer, where the loss is a classification."""
+        x, y = self.sample()
+        with self.guarded(), torch.no_grad():
+            return classes_of(self.user_loss, self.criterion, self.call(self.w, x), y)
+
+    def probe(self) -> None:
+        """Check once that loss and derivatives are what they seem. Raises FldiagError naming what is wrong."""
+        assert self._probed
+
+    @cached_property
+    def _probed(self) -> tuple[torch.dtype, bool]:
+        dtype, by_differences = probe.check(self)
+        if dtype != self.dtype:
+            self.remarks.append(
+                f"the model computes in {str(dtype)[6:]} within its forward (autocast?): numbers are as coarse"
+            )
+        if by_differences:
+            self.remarks.append("products are central differences of the gradient")
+        if self.criterion.remark:
+            self.remarks.append(self.criterion.remark)
+        return dtype, by_differences
 
     @property
-    def criterion(self) -> Criterion:
-        """(outputs, y) of a batch -> the mean over its examples, of which the loss of the slice is the mean; see ``loss``."""
-        return self._facts.objective.criterion
+    def by_differences(self) -> bool:
+        """Whether products are differences of gradients: the second derivative is wrong, or there is none."""
+        return self._probed[1]
 
-    @property
-    def batch_dependent(self) -> bool:
-        """Whether an example's output depends on its batch (batch-norm without running statistics).
+    @cached_property
+    def noise(self) -> float:
+        """The relative rounding error of a product."""
+        noise = NOISE[self.dtype]
+        if self._probed[0] != self.dtype:
+            noise = torch.finfo(self._probed[0]).eps
+        operator = self.hessian() if self.by_differences else None
+        if isinstance(operator, Differences):
+            v = self.gradient()
+            v = operator(v / v.norm()) if bool(v.any()) else torch.ones_like(v)
+            v = v / v.norm()
+            at = [operator.along(v, operator.step * factor) for factor in (1, 0.5)]
+            noise = max(noise, float((at[0] - at[1]).norm() / at[0].norm()))
+        return noise
 
-        The slice is then always cut into equal batches of at most ``memory.DEPENDENT`` examples.
-        """
-        return self._facts.batch_dependent
+    @cached_property
+    def bytes_of_example(self) -> int:
+        """Memory that an example takes in the graph of the gradient: the growth from 4 examples to 8."""
+
+        def bytes_of(size: int) -> int:
+            x, y = cut(self.sample(8), torch.arange(size) % min(self.n, 8))
+            saved: dict[int, Tensor] = {}  # the tensors stay, so that no address is used twice
+
+            def pack(t: Tensor) -> Tensor:
+                saved[t.untyped_storage().data_ptr()] = t
+                return t
+
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                w = self.w.clone().requires_grad_()
+                torch.autograd.grad(self.total(w, x, y), w, create_graph=not self.by_differences)
+            return sum(t.untyped_storage().nbytes() for t in saved.values())
+
+        return max(1, (bytes_of(8) - bytes_of(4)) // 4)
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
-        all_weights = self.w.nbytes + sum(t.nbytes for t in self.frozen.values())
-        size = (
-            DEPENDENT
-            if self.batch_dependent
-            else batch_size(self._facts.graph_bytes, all_weights, self.memory, self.device)
-        )
-        count = -(-self.n // size)
-        return [(i * self.n // count, (i + 1) * self.n // count) for i in range(count)]
-
-    @property
-    def _shares(self) -> list[float]:
-        """The batches' shares of the examples."""
-        return [(stop - start) / self.n for start, stop in self.bounds]
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """The columns every row of this problem's result tables shares."""
-        decay = {"weight_decay": self.weight_decay} if self.weight_decay else {}
-        return {
-            "run": self.name,
-            "slice": self.slice_name,
-            "n_examples": self.n,
-            **decay,
-            **self.labels,
-        }
-
-    @property
-    def by_differences(self) -> bool:
-        """Whether products are taken by differences of gradients: double backward fails or is wrong for this model."""
-        return self.probe().derivatives.wrong_products
-
-    # -- parts of an evaluation
+        room = self.memory // 4
+        if self.device.type == "cpu":
+            room = min(room, max(CPU_BYTES, 2 * self.w.element_size() * self.all.size))
+        size = max(1, min(LARGEST, room // self.bytes_of_example))
+        parts = -(-self.n // size)
+        return [(i * self.n // parts, (i + 1) * self.n // parts) for i in range(parts)]
 
     @cached_property
     def _batches(self) -> dict[int, tuple[Tree, Tree]]:
-        """The batches that stay in memory."""
         return {}
 
     def batch(self, i: int) -> tuple[Tree, Tree]:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
         if i not in self._batches:
-            start, stop = self.bounds[i]
             with self.guarded():
-                x, y = self.read(start, stop)
-            if nbytes(x) / count(x) * self.n > self.memory / 4:
+                x, y = self.read(*self.bounds[i])
+            if sum(t.nbytes for t in tree_leaves((x, y))) / count(x) * self.n > self.memory / 4:
                 return x, y
             self._batches[i] = x, y
         return self._batches[i]
 
-    def _vector(self, w: Tensor | None) -> Tensor:
-        if w is None:
-            return self.w
-        if w.shape != self.w.shape:
+    @cached_property
+    def weight(self) -> float:
+        """What the slice's loss is divided by. Raises FldiagError for labels that do not fit, and where nothing counts."""
+        self.probe()
+        total = 0.0
+        for i in range(len(self.bounds)):
+            y = self.batch(i)[1]
+            with self.guarded():
+                self.criterion.check(y)
+                total += float(self.criterion.count(y))
+        if not total > 0:
             raise FldiagError(
-                f"weights {list(w.shape)} for a model of {self.layout.size} parameters",
-                "give a flat vector in the order of layout.names",
+                "the loss counts none of the targets",
+                "give data in which some targets are neither masked nor ignored",
             )
-        return w.detach().to(self.w)
+        return total
+
+    def _vector(self, w: Tensor | None) -> Tensor:
+        return self.w if w is None else vector(w, self.layout).to(self.w)
 
     # -- evaluations
 
-    def views_for_evaluation(self, w: Tensor) -> dict[str, Tensor]:
-        """Named weights at w [P], in the memory format that is fast without gradients."""
-        views = self.layout.views(w)
-        if not self._facts.channels_last:
-            return views
-        # also the weights: with one input channel the layout of x alone decides nothing
-        return {
-            n: v.clone(memory_format=torch.channels_last) if v.ndim == 4 else v
-            for n, v in views.items()
-        }
-
-    def batch_for_evaluation(self, i: int) -> tuple[Tree, Tree]:
-        """Batch i, its inputs in that memory format."""
-        x, y = self.batch(i)
-        return (
-            x.contiguous(memory_format=torch.channels_last) if self._facts.channels_last else x
-        ), y
-
     def evaluate(
-        self, w: Tensor, buffers: dict[str, Tensor] | None = None
+        self, w: Tensor | None = None, buffers: Mapping[str, Tensor] | None = None
     ) -> Iterator[tuple[Any, Tree]]:
-        """The model's outputs and the targets of every batch at w [P] (and copies of buffers; default: its own)."""
-        views = self.views_for_evaluation(w)
+        """The model's outputs and the targets of every batch at w [P] (default: ``.w``), without gradients."""
+        self.probe()
+        views = self.layout.views(self._vector(w))
+        fast = self._has_channels_last
+        if fast:  # the weights, too: with one input channel the layout of x alone decides nothing
+            views = {n: _channels_last(v) for n, v in views.items()}
         for i in range(len(self.bounds)):
-            x, y = self.batch_for_evaluation(i)
+            x, y = self.batch(i)
             copies = None if buffers is None else {n: b.clone() for n, b in buffers.items()}
-            with self.guarded(), torch.no_grad():
-                z = self.call(views, x, copies)
-            yield z, y
+            with torch.no_grad():
+                yield self.call(views, _channels_last(x) if fast else x, copies), y
+
+    @cached_property
+    def _has_channels_last(self) -> bool:
+        """Convolutions without gradients run 1.4 times faster so; a model that uses view() may refuse."""
+        x, _ = self.sample(8)
+        if not isinstance(x, Tensor) or x.ndim != 4:
+            return False
+        try:
+            with torch.no_grad():
+                return same(self.call(self.w, _channels_last(x)), self.call(self.w, x), 1e-4)
+        except FldiagError:
+            return False
+
+    def scores(
+        self, w: Tensor | None = None, buffers: Mapping[str, Tensor] | None = None
+    ) -> Scores:
+        """Loss and right answers at w [P] (default: ``.w``), of one forward pass."""
+        return score(self, self._vector(w), self.evaluate(w, buffers))
+
+    @cached_property
+    def centre(self) -> Scores:
+        """``scores`` at the weights. Raises FldiagError when the loss is not finite."""
+        scores = self.scores()
+        if not math.isfinite(scores.loss):
+            raise FldiagError(
+                f"the loss on slice {self.slice_name!r} is {scores.loss}",
+                "diagnose a checkpoint from before the training diverged, on data without NaN",
+            )
+        return scores
 
     def outputs(self, w: Tensor | None = None) -> tuple[Any, Tree]:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
-        self.probe()
-        parts = list(self.evaluate(self._vector(w)))
-        return join([z for z, _ in parts]), join([y for _, y in parts])
-
-    def losses(self, w: Tensor | None = None) -> Tensor | None:
-        """The loss of each example [n] in float64, None when the loss cannot be taken per example. Weight decay is in it as far
-        as the example counts."""
-        self.probe()
-        w = self._vector(w)
-        return self.losses_of(w, self.evaluate(w))
-
-    def losses_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Tensor | None:
-        """The same from (outputs, targets) at w [P] of all batches, in their order."""
-        per_example = self.probe().per_example
-        if per_example is None:
-            return None
-        with self.guarded(), torch.no_grad():
-            return self.with_decay(torch.cat([per_example(z, y) for z, y in batches]), w)
-
-    def with_decay(self, losses: Tensor, w: Tensor) -> Tensor:
-        """Losses of the examples [n] with weight decay at w [P], so that their mean is the loss."""
-        if not self.weight_decay:
-            return losses
-        counts = self.recall("counts", self._counts)
-        return losses + self.penalty(w) * (1.0 if counts is None else counts)
+        outputs, targets = zip(*self.evaluate(w), strict=True)
+        return join(outputs), join(targets)
 
     def loss(self, w: Tensor | None = None) -> tuple[float, float | None]:
-        """Mean loss at w [P] (default: ``.w``) and its standard error over the examples.
+        """The mean loss at w [P] (default: ``.w``) and its standard error over the examples.
 
         The standard error is None when the loss cannot be taken per example or there is only one. A loss that
         overflows far from the weights is returned as inf or NaN.
         """
-        self.probe()
-        w = self._vector(w)
-        return self.loss_of(w, self.evaluate(w))
-
-    def loss_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> tuple[float, float | None]:
-        """The same from (outputs, targets) at w [P] of all batches, in their order."""
-        losses = self.losses_of(w, batches)
-        if losses is not None:
-            return float(losses.mean()), self.stderr(losses)
-        with self.guarded(), torch.no_grad():
-            parts = [
-                float(self.criterion(z, y)) * (stop - start) / self.n
-                for (z, y), (start, stop) in zip(batches, self.bounds, strict=True)
-            ]
-        return math.fsum(parts) + self.penalty(w), None
-
-    def scores(self, w: Tensor | None = None) -> Scores:
-        """Losses and, where the loss is a classification, right answers at w [P] (default: ``.w``), of one forward pass."""
-        self.probe()
-        w = self._vector(w)
-        return self.scores_of(w, self.evaluate(w))
-
-    def scores_of(self, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
-        """The same from (outputs, targets) at w [P] of all batches, in their order."""
-        scores = score(self, batches, self.probe().per_example)
-        if not self.weight_decay:
-            return scores
-        penalty, guess_loss = self.penalty(w), scores.guess_loss
-        return replace(
-            scores,
-            loss=scores.loss + penalty,
-            penalty=penalty,
-            guess_loss=None if guess_loss is None else guess_loss + penalty,
-            each=None if scores.each is None else self.with_decay(scores.each, w),
-        )
-
-    def stderr(self, losses: Tensor) -> float | None:
-        """The standard error of the mean of the examples' losses [n]; where they are not counted alike, that of the ratio of
-        sums (to first order). None for one example."""
-        if self.n < 2:
-            return None
-        counts = self.recall("counts", self._counts)
-        return float(
-            (losses if counts is None else losses - losses.mean() * counts).std()
-        ) / math.sqrt(self.n)
-
-    def _counts(self) -> Tensor | None:
-        """By how much every example counts [n]."""
-        each = self._facts.objective.counts
-        if each is None:
-            return None
-        with self.guarded(), torch.no_grad():
-            return torch.cat([each(z, y) for z, y in self.evaluate(self.w)])
-
-    def _terms(self) -> list[Callable[[Tensor], Tensor]]:
-        """The mean loss of each batch as a function of the weights."""
-
-        def term(i: int) -> Callable[[Tensor], Tensor]:
-            def batch_loss(w: Tensor) -> Tensor:
-                x, y = self.batch(i)
-                with self.guarded():
-                    return self.criterion(self.call(w, x), y).reshape(())
-
-            return batch_loss
-
-        return [term(i) for i in range(len(self.bounds))]
+        scores = self.scores(w)
+        return scores.loss, scores.stderr
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
-        """The gradient of the mean loss at w, [P] in float64."""
-        at_own, w = w is None, self._vector(w)
-        self.probe()
-        at = w.clone().requires_grad_()
-        total = torch.zeros_like(w, dtype=torch.float64)
-        for loss, share in zip(self._terms(), self._shares, strict=True):
-            with torch.enable_grad(), self.guarded():
-                (part,) = derivative(loss(at), [at])
-            if part is not None:
-                total.add_(part, alpha=share)
-        if at_own and not bool(total.isfinite().all()):
-            raise _infinite_gradient()
-        return total.add_(w, alpha=self.weight_decay) if self.weight_decay else total
-
-    @cached_property
-    def _recalled(self) -> dict[Any, Any]:
-        return {}
-
-    def recall(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """What ``compute`` returned the first time: facts that diagnostics establish once per problem."""
-        if key not in self._recalled:
-            self._recalled[key] = compute()
-        return self._recalled[key]
+        """The gradient of the mean loss at w [P] (default: ``.w``), [P] in float64."""
+        at = self._vector(w).detach().clone().requires_grad_()
+        total = self.weight * self.weight_decay * at.detach().double()
+        for i in range(len(self.bounds)):
+            with torch.enable_grad():
+                value = self.total(at, *self.batch(i))
+                total += torch.autograd.grad(value, at)[0]
+        if w is None and not bool(total.isfinite().all()):
+            raise FldiagError(
+                "the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
+                "keep its argument off 0, for example sqrt(x + 1e-12)",
+            )
+        return total / self.weight
 
     def hessian(
-        self, w: Tensor | None = None, *, keep: bool = True, matrix: Matrix = "hessian"
-    ) -> Operator:
-        """The Hessian (or Gauss-Newton matrix, ``ggn``) of the mean loss at w (default: ``.w``) as an operator
-        ``H(v) -> Hv`` in float64.
-
-        With ``keep``, what does not depend on v stays alive between products as far as ``memory.room_for_graphs`` reaches;
-        ``release()`` frees it. ``w`` is copied; weights that you change yourself (``problem.w``) are not.
-
-        Raises FldiagError for an unknown matrix, and for ``ggn`` by differences of gradients.
-        """
-        if w is None:
-            not_finite_part = self.probe().derivatives.not_finite
-            if not_finite_part == "gradient":
-                raise _infinite_gradient()
-            if not_finite_part == "product":
-                raise not_finite()
-        w = self.w if w is None else self._vector(w).clone()
-        if self.by_differences:
-            if matrix != "hessian":
-                raise FldiagError(
-                    "the Gauss-Newton matrix cannot be computed by differences of gradients",
-                    "use matrix = 'hessian'",
-                    usage=True,
-                )
-            return Differences(self.gradient, w, self.step.length)
-        if matrix not in ("hessian", "ggn"):
-            raise FldiagError(
-                f"matrix = {matrix!r} is not known", "use 'hessian' or 'ggn'", usage=True
-            )
-        self.probe()
-        batches: Batches = [lambda i=i: self.batch(i) for i in range(len(self.bounds))]  # type: ignore[misc]
-        memory = self.memory if keep else 0
-        graph = self.probe().graph_bytes * max(stop - start for start, stop in self.bounds)
-        graphs = graphs_to_keep(graph, len(batches), w, memory)
-        product = double_backward(self, matrix, w, batches, self._shares, keep=graphs)
-        product.shift = self.weight_decay
-        return product
-
-    def dense(
         self,
-        layers: str | Sequence[str] | None = None,
+        w: Tensor | None = None,
         *,
         matrix: Matrix = "hessian",
+        names: Sequence[str] | None = None,
+    ) -> Curvature | Differences:
+        """The Hessian, or the Gauss-Newton matrix, of the mean loss as an operator v -> Hv in float64.
+
+        Args:
+            w: weights [P]; default: ``.w``.
+            matrix: hessian or ggn (of the cross entropy also the Fisher matrix).
+            names: only the block of these tensors; v has their entries in this order.
+
+        Returns:
+            The operator. It keeps graphs for its next product, as far as half of the memory reaches.
+
+        Raises:
+            FldiagError: parts of a matrix by differences of gradients.
+        """
+        weight, at = self.weight, self._vector(w)
+        if self.by_differences:
+            if matrix != "hessian" or not set(names or self.layout.names) >= set(self.layout.names):
+                raise FldiagError(
+                    "by differences of gradients there is only the whole Hessian",
+                    "leave out matrix and params",
+                    usage=True,
+                )
+            return Differences(self.gradient, at)
+        views = self.layout.views(at)
+
+        def batch(i: int, leaves: Mapping[str, Tensor]) -> tuple[Any, Callable[[Any], Tensor]]:
+            x, y = self.batch(i)
+
+            def share(z: Any) -> Tensor:
+                with self.guarded():
+                    return self.criterion.total(z, y) / weight
+
+            return self.call({**views, **leaves}, x), share
+
+        batches = [functools.partial(batch, i) for i in range(len(self.bounds))]
+        graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
+        kept = self.memory // 2 // graph
+        return Curvature(
+            batches,
+            {n: views[n] for n in names or self.layout.names},
+            matrix=matrix,
+            keep=kept if 2 * kept >= len(batches) else 0,  # a few of many save little
+            shift=self.weight_decay,
+        )
+
+    def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
+        """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
+        return self.hessian(w)(v)
+
+    def dense(
+        self, layers: str | Sequence[str] | None = None, *, matrix: Matrix = "hessian"
     ) -> Tensor:
         """The Hessian or Gauss-Newton matrix at ``.w`` as a dense matrix, or its block of some layers.
 
         Args:
             layers: names or patterns (``features.*``) of layers or of their tensors; None: the whole matrix.
-            matrix: hessian or ggn (of the cross entropy also the Fisher matrix).
+            matrix: hessian or ggn.
 
         Returns:
             [p, p] in float64, symmetric; rows and columns in the order of the weights. It takes p products.
@@ -413,41 +567,44 @@ class Problem(Ingredients):
         Raises:
             FldiagError: nothing has such a name, or the matrix does not fit into ``memory``.
         """
-        index = torch.arange(self.layout.size, device=self.device)
-        if layers is not None:
-            patterns = [layers] if isinstance(layers, str) else list(layers)
-            names = [
-                name
-                for layer, tensors in self.layout.layers.items()
-                for name in tensors
-                if any(fnmatchcase(text, p) for text in (layer, name) for p in patterns)
-            ]
-            index = block_index(self, names or patterns, "layers")
-        size = len(index)
+        patterns = ["*"] if layers is None else [layers] if isinstance(layers, str) else layers
+        operator = self.hessian(matrix=matrix, names=self.tensors(*patterns))
+        size = operator.size
         if 16 * size * size > self.memory:
             raise FldiagError(
-                f"a dense matrix of {size:,} weights takes {16 * size * size / 1e9:,.1f} GB while it is made, and "
-                f"memory = {self.memory / 1e9:,.1f} GB",
+                f"a dense matrix of {size:,} weights takes {16 * size * size / 1e9:,.1f} GB while it is made, and memory is "
+                f"{self.memory / 1e9:,.1f} GB",
                 "choose fewer layers, or a larger memory",
             )
-        operator = self.hessian(matrix=matrix)
-        block, rows = OperatorBlock(operator, index), torch.eye(size, dtype=torch.float64)
-        for i in range(size):
-            rows[i] = block(rows[i].to(self.device)).cpu()
-        operator.release()
-        return ((rows + rows.T) / 2).to(self.device)
+        rows = torch.stack([operator(row) for row in torch.eye(size).double().to(self.device)])
+        return (rows + rows.T) / 2
 
-    @cached_property
-    def step(self) -> DifferenceStep:
-        """Of products by differences."""
-        rng = torch_rng(0, "direction to try steps in")
-        v = torch.randn(self.layout.size, dtype=torch.float64, generator=rng).to(self.device)
-        return best_step(self.gradient, self.w, v)
+    def tensors(self, *patterns: str) -> list[str]:
+        """The names of the tensors that match one of the patterns, or whose layer does. Raises FldiagError where none does."""
+        names = [
+            name
+            for layer, tensors in self.layout.layers.items()
+            for name in tensors
+            if any(fnmatchcase(text, p) for text in (layer, name) for p in patterns)
+        ]
+        if not names:
+            raise FldiagError(
+                f"{', '.join(patterns)!r} matches no parameter",
+                nearest(patterns[0], self.layout.names),
+                usage=True,
+            )
+        return [n for n in self.layout.names if n in names]
 
-    def estimator_name(self, estimator: str) -> str:
-        """The estimator's name, with step and error where products are differences."""
-        return f"{estimator} ({self.step})" if self.by_differences else estimator
 
-    def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
-        """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
-        return finite(self.hessian(w, keep=False)(v))
+def _channels_last(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.channels_last) if t.ndim == 4 else t
+
+
+def code_of(function: Any) -> str:
+    """What a Python function computes, as far as its byte code and constants say ('' for a built-in one)."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    inner = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
+    text = f"{code.co_code.hex()} {code.co_consts} {code.co_names} {inner} {function.__defaults__}"
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

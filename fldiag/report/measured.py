@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag import known
 from fldiag.diagnosis.answer import Answer
 from fldiag.errors import FldiagError
 from fldiag.plotting.pages import Group, Interactive, Section, Table, picture
@@ -72,7 +71,7 @@ def section(entry: Diagnostic, collection: Collected) -> Section | None:
             if last is not None and last < m.run.done:
                 section.notes.append(
                     f"{m.label}: {source.name} ends with round {last}, the run has {m.run.done}; "
-                    f"{command(known.command(entry.name), m)} makes it anew."
+                    f"{command(entry.name, m)} makes it anew."
                 )
     options = {str(_options(entry, source)) for source, _ in tables.values()}
     if len(options) > len({source.kind for source, _ in tables.values()}):

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import known, user_code
+from fldiag import user_code
 from fldiag.errors import FldiagError
 from fldiag.plotting import style, words
 from fldiag.plotting.pages import Missing
@@ -269,7 +269,7 @@ def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
 
 def absent_diagnostic(m: Member, entry: Diagnostic) -> Missing:
     """Why a run has no table of the diagnostic, and the command that makes one."""
-    return absent(m, known.command(entry.name), clients=entry.on == "clients")
+    return absent(m, entry.name, clients=entry.on == "clients")
 
 
 def worlds(members: Sequence[Member]) -> dict[str, str]:

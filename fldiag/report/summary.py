@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import identity, known, registry
+from fldiag import config, registry
 from fldiag.plotting import style, words
 from fldiag.plotting.pages import Group, Missing, Section, Table, tables_of
 from fldiag.report.members import Collected, Member, absent, absent_diagnostic, plain, worlds
@@ -108,9 +108,8 @@ def row(m: Member) -> dict[str, str]:
 def method(m: Member) -> str:
     """The display name, with the options that have a symbol and whatever is not as the method has it by default."""
     name = str(m.setting("method", "name", "unknown"))
-    usual = {
-        o["name"]: o["default"] for o in (known.item("methods", name) or {"options": []})["options"]
-    }
+    fields = registry.method.get(name).options.model_fields if name in registry.method else {}
+    usual = {key: field.default for key, field in fields.items()}
     options = []
     for key, value in m.config.get("method", {}).items():
         is_usual = key in usual and value == usual[key]
@@ -274,7 +273,7 @@ def recipe(m: Member) -> str:
     if m.run.origin:
         return f"trained elsewhere: {m.place}"
     return json.dumps(
-        [identity.recipe(m.run.index["config"]), m.data, m.federation, m.run.done], sort_keys=True
+        [config.recipe(m.run.index["config"]), m.data, m.federation, m.run.done], sort_keys=True
     )
 
 

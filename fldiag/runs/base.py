@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fldiag.errors import FldiagError
-from fldiag.models import frozen
+from fldiag.models import lora
 from fldiag.results.provenance import digest
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
@@ -20,7 +20,7 @@ FILE = "base.safetensors"
 
 def provenance(module: nn.Module) -> dict[str, Any]:
     """``base``: the name of the frozen weights (as float32), where there are any."""
-    weights = frozen.weights(module)
+    weights = lora.frozen_weights(module)
     return (
         {"base": digest({name: t.float() for name, t in weights.items()})[:32]} if weights else {}
     )
@@ -28,7 +28,7 @@ def provenance(module: nn.Module) -> dict[str, Any]:
 
 def keep(run: Run, module: nn.Module) -> None:
     """Write the frozen weights, if there are any, into the run."""
-    if weights := frozen.weights(module):
+    if weights := lora.frozen_weights(module):
         from safetensors.torch import save
 
         content = save({name: t.float().cpu().contiguous() for name, t in weights.items()})
@@ -45,9 +45,9 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
     base = {"base": name} if (name := c.manifest.get("provenance", {}).get("base")) else {}
     if not base:
         return module
-    if not frozen.weights(module):
+    if not lora.frozen_weights(module):
         module = copy.deepcopy(module)
-        frozen.freeze(module, [n for n, _ in module.named_parameters() if n not in c.state])
+        lora.freeze(module, [n for n, _ in module.named_parameters() if n not in c.state])
     folder = c.path.parent.parent
     if (
         provenance(module) != base
@@ -55,7 +55,7 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
         and FILE in (run := Run.open(folder)).index["files"]
     ):
         with contextlib.suppress(AttributeError):  # of tensors that are none
-            frozen.load(module, read_tensors(run.verified(FILE)))
+            lora.load_frozen(module, read_tensors(run.verified(FILE)))
     if provenance(module) != base:
         raise FldiagError(
             f"{c.path} holds adapters, and the frozen weights beneath them ({base['base']}) are not here",

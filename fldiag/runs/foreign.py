@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,21 @@ from typing import Any
 from torch import Tensor
 
 from fldiag.errors import FldiagError, nearest
-from fldiag.models.state_dict import State, key_remedy, plain_name, strip_prefix
+from fldiag.models.state_dict import State, key_remedy, strip_prefix
+
+#: Names under which training programs keep the model's weights beside epoch, optimiser and the like.
+CONTAINERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "module",
+    "weights",
+    "params",
+    "parameters",
+    "modopt",
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +45,6 @@ def unwrap(path: Path, content: Any, key: str | None = None) -> Weights:
 
     Raises FldiagError when there is none, none of this name, or no telling which.
     """
-    if isinstance(content, Tensor) and content.ndim == 1:  # a vector of all parameters
-        content = {"arr_0": content}
     sets = (
         {"": dict(content)}
         if _is_state(content)
@@ -97,6 +109,20 @@ def _named_set(path: Path, sets: Mapping[str, State], key: str) -> Weights:
         nearest(key, inside or names),
         usage=True,
     )
+
+
+def plain_name(names: Iterable[str]) -> str | None:
+    """Of names of sets of weights the only one, or the only one under usual names; None where that is not clear."""
+    listed = list(names)
+    usual = [name for name in listed if all(part in CONTAINERS for part in name.split("."))]
+    listed = usual or listed
+    return listed[0] if len(listed) == 1 else None
+
+
+def describe_choice(key: str, alternatives: Sequence[str]) -> str:
+    """What is said of a choice between sets of weights."""
+    names, verb = ", ".join(alternatives), "is" if len(alternatives) == 1 else "are"
+    return f"of several sets of weights, {key} is read, and {names} {verb} not (choose with --key NAME or key=NAME)"
 
 
 def _is_optimiser(name: str, content: Any) -> bool:

@@ -16,9 +16,8 @@ from fldiag import losses
 from fldiag.data import Dataset, partition
 from fldiag.device import device_of
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.models.network import Network
-from fldiag.problem.eigenpairs import loss_rows
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
@@ -41,7 +40,7 @@ BARE = "drift and lora compare the weights; for the rest give such data with the
 RECEIVED = (
     "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
 )
-GLOBALS_ALONE = "it is of global models alone: ask spectrum, landscape or connectivity, and its metrics (fldiag report)"
+GLOBALS_ALONE = "it is of global models alone: ask spectrum, landscape or paths, and its metrics (fldiag report)"
 #: Which rounds a diagnostic takes: those with client weights (True), all (False), or all if at least one has them.
 Clients = bool | Literal["some"]
 #: How a note ends that says which clients the partition lacks.
@@ -631,7 +630,7 @@ class History:
                 moment="aggregated",
                 scope="global",
             )
-            return [{**problem.common, **row} for row in loss_rows(problem)]
+            return [{**problem.common, **row} for row in problem.centre.rows(problem)]
         except FldiagError:  # a diverged run still has weights to compare
             return []
 

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.data import Dataset
-from fldiag.data.arrays import Packed
 from fldiag.errors import FldiagError
-from fldiag.problem.ingredients import unwrap_model
-from fldiag.problem.inputs import as_data, describe_entry, is_split
-from fldiag.problem.trees import arguments, describe
+from fldiag.problem.data import arguments, as_slice, describe, is_split
+from fldiag.problem.weights import unwrap_model
+from fldiag.runs.packed import Packed
 
 #: What tables call such data.
 NAME = "given"
@@ -65,7 +64,7 @@ def dataset_of(
             raise _unusable(y)
     if len({(y.is_floating_point(), y.shape[1:]) for _, y in pairs}) > 1:
         raise FldiagError(
-            f"the targets of the data are {describe_entry(pairs[0][1])}, and those of test {describe_entry(pairs[1][1])}",
+            f"the targets of the data are {describe(pairs[0][1])}, and those of test {describe(pairs[1][1])}",
             "give both in one form, labels as integers",
             usage=True,
         )
@@ -91,7 +90,7 @@ def pair(
     ):
         examples = examples[0], np.asarray(examples[1])
     try:
-        data = as_data(examples, forward)
+        data = as_slice(examples)
     except FldiagError as error:
         raise FldiagError(f"{name}: {error.what}", error.remedy, usage=True) from None
     x, y = data.batch(0, data.n)

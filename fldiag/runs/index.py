@@ -13,7 +13,7 @@ from fldiag.errors import FldiagError, check_name, counted, short_path
 from fldiag.results import files
 from fldiag.results.table import Row
 from fldiag.runs import journal
-from fldiag.sections import DEEPEST_FILE, is_too_deep
+from fldiag.runs.schema import DEEPEST_FILE, is_too_deep
 
 FILE = "run.json"
 #: Of an index that is whole, and of one that a journal continues: a reader that knows no journals must not take it for whole.

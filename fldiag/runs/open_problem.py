@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
 from fldiag.data.public import deal
-from fldiag.data.text import Reading
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
-from fldiag.models.state_dict import State, describe_choice, with_first_names, without_prefix
 from fldiag.params import Layout
-from fldiag.problem import inputs
-from fldiag.problem.ingredients import forward_of, unwrap_model
+from fldiag.problem.data import as_slice, is_split
+from fldiag.problem.loss import is_probabilities
 from fldiag.problem.problem import Problem
+from fldiag.problem.weights import forward_of
 from fldiag.runs import base
+from fldiag.runs.foreign import describe_choice
 from fldiag.runs.in_memory import as_logits, dataset_of, with_packed_inputs
+from fldiag.runs.packed import read_recorded
 from fldiag.runs.run import Run
 from fldiag.runs.schema import Checkpoint
-from fldiag.sections import FILES, Normalise, PartitionSection
+from fldiag.sections import FILES, DataSection, Normalise, PartitionSection
 
 
 def open_problem(
@@ -59,21 +60,24 @@ def open_problem(
     dataset: Dataset | None = None
     if _is_examples(checkpoint.data):
         _refuse_data_set_options(slice, samples, normalise)
-        checkpoint = replace(checkpoint, data=inputs.draw(checkpoint.data))
+        checkpoint = replace(checkpoint, data=as_slice(checkpoint.data))
     else:
         dataset = load_dataset(checkpoint, root, download, normalise)
     module = build_module(checkpoint, dataset)
     if dataset is None:
-        examples: Any = inputs.as_data(checkpoint.data, forward_of(module))
-        y = examples.batch(0, 1)[1]
-        criterion = _criterion(loss, y.is_floating_point() if isinstance(y, Tensor) else None)
+        examples: Any = checkpoint.data
+        y = examples.batch(0, min(examples.n, 256))[1]
+        regression = (
+            y.is_floating_point() and not is_probabilities(y) if isinstance(y, Tensor) else None
+        )
+        criterion = _criterion(loss, regression)
     else:
         parts = load_partition(checkpoint, dataset) if slice.startswith("client") else None
         tests = _own_tests(checkpoint) if slice.endswith("/test") else None
         examples = data.take(dataset, slice, parts, samples, tests)
         criterion = _criterion(loss, dataset.regression, dataset.dense)
-    state, remarks = _named_state(checkpoint, module)
-    params, buffers = _weights(checkpoint, module, state, client)
+    params, buffers = _weights(checkpoint, module, client)
+    remarks = [describe_choice(stored.key, stored.alternatives)] if stored.alternatives else []
     labels: dict[str, Any] = {
         "moment": "aggregated" if client is None else "trained",
         "scope": "global" if client is None else "client",
@@ -100,7 +104,12 @@ def open_problem(
     )
     problem.checkpoint = stored
     problem.run = target if isinstance(target, Run) else None
-    problem.remarks += [*remarks, *([] if dataset is None else data.remarks(dataset))]
+    if loss is None and dataset is None:
+        problem.remarks.append(f"the loss is {losses.name_of(criterion)}")
+    problem.remarks = [
+        *(f"{stored.path.name}: {text}" for text in [*problem.remarks, *remarks]),
+        *([] if dataset is None else data.remarks(dataset)),
+    ]
     return problem
 
 
@@ -136,7 +145,7 @@ def _criterion(
     if callable(loss):
         return loss
     if ":" in loss:
-        function: Callable[..., Tensor] = user_code.load(loss, "loss", {loss})
+        function: Callable[..., Tensor] = user_code.load_user(loss, {loss}, "loss")
         return function
     if loss not in losses.BY_NAME:
         raise unknown("loss", loss, losses.BY_NAME)
@@ -146,9 +155,7 @@ def _criterion(
 def _is_examples(source: Any) -> bool:
     """Whether these are inputs and targets, not a data set with its parts."""
     return (
-        source is not None
-        and not isinstance(source, (str, Path, Dataset))
-        and not inputs.is_split(source)
+        source is not None and not isinstance(source, (str, Path, Dataset)) and not is_split(source)
     )
 
 
@@ -158,7 +165,7 @@ def load_examples(source: Any) -> Any:
     if not isinstance(source, str) or ":" not in source or source.startswith(FILES):
         return source
     content = sources.call_loader(source, {source})
-    arrays = inputs.is_split(content) and not any(
+    arrays = is_split(content) and not any(
         isinstance(part, (Mapping, tuple, list)) for part in content
     )
     return source if isinstance(content, Dataset) or arrays else content
@@ -170,7 +177,8 @@ def load_dataset(
     """The data set that comes with the checkpoint, else the one that it names, which must be the one of its training."""
     source = c.data
     if isinstance(source, (str, Path)):
-        return data.load(str(source), root, download, normalise=normalise, allow_code={str(source)})
+        section = DataSection(name=str(source), root=root, normalise=normalise)
+        return data.load(section, download=download, allow_code={section.name})
     if normalise is not None:
         raise FldiagError(
             f"normalise = {normalise!r} is for data that are given by name, and these are not",
@@ -189,18 +197,13 @@ def load_dataset(
             usage=True,
         )
     name, folder = str(spec["name"]), spec.get("root")
-    variant, scaling = spec.get("variant"), spec.get("normalise")
-    file = _in_the_run(c, name)
-    dataset = data.load(
-        file or name,
-        root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None),
-        download,
-        variant if isinstance(variant, str) else None,
-        normalise=scaling if isinstance(scaling, str) else None,
-        reading=Reading.of(spec),
-        allow_code=c.allow_code,
-    )
-    dataset = replace(dataset, name=name) if file else dataset
+    if file := _in_the_run(c, name):
+        dataset = sources.normalise(read_recorded(file, name), spec.get("normalise"))
+    else:
+        root = root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None)
+        values = {key: spec[key] for key in DataSection.model_fields if key in spec}
+        section = DataSection(**{**values, "root": root})
+        dataset = data.load(section, download=download, allow_code=c.allow_code)
     fingerprint = c.manifest.get("provenance", {}).get("data")
     if fingerprint and dataset.fingerprint() != fingerprint:
         raise FldiagError(
@@ -211,14 +214,14 @@ def load_dataset(
     return dataset
 
 
-def _in_the_run(c: Checkpoint, name: str) -> str | None:
+def _in_the_run(c: Checkpoint, name: str) -> Path | None:
     """Where data lie that a recorded run keeps in its own folder. Raises FldiagError when they were changed or are not there."""
     file = name.removeprefix("npz:")
     if "origin" not in c.manifest or file == name or Path(file).is_absolute():
         return None
     folder = c.path.parent.parent
     if (folder / "run.json").is_file() and file in (run := Run.open(folder)).index["files"]:
-        return f"npz:{run.verified(file)}"
+        return run.verified(file)
     if Path(file).is_file():  # a converted folder names its data as the command did
         return None
     raise FldiagError(
@@ -271,31 +274,17 @@ def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
 def _shapes(c: Checkpoint) -> tuple[tuple[int, ...] | None, int]:
     if c.manifest:
         return tuple(c.manifest["shape"]), c.manifest["classes"]
-    examples = inputs.as_data(c.data)
+    examples = as_slice(c.data)
     x, y = examples.batch(0, examples.n)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         return None, 0
     return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
 
 
-def _named_state(c: Checkpoint, module: nn.Module) -> tuple[State, list[str]]:
-    """The state_dict with the model's own names, and a remark where it had others."""
-    if c.manifest:
-        return c.state, []
-    module = unwrap_model(module)[0]
-    state, prefix, alternatives = without_prefix(with_first_names(c.state, module), module)
-    remarks = [describe_choice(c.key, c.alternatives)] if c.alternatives else []
-    remarks += [describe_choice(prefix, alternatives)] if alternatives else []
-    remarks += [f"the names fit the model without {prefix!r} before them"] if prefix else []
-    return state, [f"{c.path.name}: {text}" for text in remarks]
-
-
-def _weights(c: Checkpoint, module: nn.Module, state: State, client: int | None) -> tuple[Any, Any]:
-    names = {n for n, _ in module.named_buffers()}
-    params = {n: t for n, t in state.items() if n not in names}
-    buffers = {n: t for n, t in state.items() if n in names}
+def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any, Any]:
+    """Weights and buffers; a state_dict holds all of them."""
     if client is None:
-        return params, buffers
+        return c.state, {}
     if c.clients is None or client not in c.client_ids:
         clients = ", ".join(map(str, c.client_ids)) or "none"
         raise FldiagError(

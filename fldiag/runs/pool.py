@@ -21,11 +21,11 @@ from fldiag.data import Dataset
 from fldiag.data.arrays import ready, spread
 from fldiag.data.slices import Slice
 from fldiag.errors import FldiagError
-from fldiag.models.network import Bound, Network, forward_macs
+from fldiag.models.network import Network, forward_macs
 
 #: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
 BATCH = 500
-#: Stack models whose forward pass has fewer multiply-adds an example (analyses/speed/forgetting.py): above, a
+#: Stack models whose forward pass has fewer multiply-adds an example: above, a
 #: convolution of one model fills the processor better than a grouped one of many.
 STACK_BELOW = 100_000
 #: Models in one stack, and multiply-adds of one stacked batch: larger ones leave the processor's caches.
@@ -193,7 +193,7 @@ def evaluate(
             x, y = pool.read(batch.start, batch.stop)
 
             def score(
-                group: list[int], model: Bound, batch: slice = batch, x: Tensor = x, y: Tensor = y
+                group: list[int], model: Network, batch: slice = batch, x: Tensor = x, y: Tensor = y
             ) -> None:
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
@@ -214,7 +214,7 @@ def workers(threads: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """A ``map`` in so many threads with one of torch's each.
 
     Small layers of one model do not fill two cores, and on a busy machine torch's own threads spend most of the time
-    waiting for each other (analyses/speed/forgetting.py); a model a thread does not. Afterwards torch has as many threads
+    waiting for each other; a model a thread does not. Afterwards torch has as many threads
     as before.
     """
     if threads == 1:

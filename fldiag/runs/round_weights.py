@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
+from fldiag.models.state_dict import fit
 from fldiag.params import Layout
-from fldiag.problem import inputs
 from fldiag.results import files
 from fldiag.runs.pool import Weights
 from fldiag.runs.run import Run
@@ -150,8 +150,9 @@ class RoundReader:
         )
 
     def _state(self, c: Checkpoint) -> Weights:
-        w = inputs.weights(self.module, self.layout, c.state, self.dtype, self.device)
-        return w, inputs.buffers(self.module, None, c.state, self.dtype, self.device)
+        state, _ = fit(c.state, self.module)
+        buffers = {n: state.get(n, b) for n, b in self.module.named_buffers()}
+        return self._place(self.layout.row(state)), {n: self._place(b) for n, b in buffers.items()}
 
     def _received(self, r: int) -> Buffers | None:
         if not self._before[1]:

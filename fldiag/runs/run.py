@@ -173,7 +173,7 @@ class Run:
         try:
             return Config.from_stored(self.index["config"], self.allow_code)
         except pydantic.ValidationError as error:
-            why = registry.explain(error, "config", Config).what
+            why = registry.explain(error, "config", ()).what
             raise FldiagError(
                 f"{self.path / 'run.json'}: its config is not valid ({why})",
                 "the file was edited; restore it or train again",

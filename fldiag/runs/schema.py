@@ -20,15 +20,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldiag.errors import FldiagError
-from fldiag.identity import as_stored
 from fldiag.results import files
-from fldiag.sections import DEEPEST_FILE, LARGEST, is_too_deep
+from fldiag.sections import LARGEST
 from fldiag.user_code import consent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = 1
+#: Levels of nested tables and lists in a file. Python reads and writes about 250 of them.
+DEEPEST_FILE = 110
+
+
+def is_too_deep(tree: Any, levels: int = DEEPEST_FILE) -> bool:
+    """Whether mappings and lists are nested more than so many levels deep."""
+    level = [tree]
+    for _ in range(levels):
+        parts = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for part in parts for v in part if isinstance(v, (dict, list, tuple))]
+        if not level:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -87,8 +99,8 @@ class Checkpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What the manifest says of the run's config, which may be older than some keys."""
-        return as_stored(self.manifest["config"]) if self.manifest else {}
+        """What the manifest says of the run's config."""
+        return dict(self.manifest["config"]) if self.manifest else {}
 
     @property
     def client_ids(self) -> list[int]:

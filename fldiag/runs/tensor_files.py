@@ -292,7 +292,7 @@ def _claim(path: Path, claimed: int, size: int) -> None:
 
 def _damaged(path: Path) -> FldiagError:
     return FldiagError(
-        f"checkpoint {path} is truncated, damaged or not a checkpoint at all",
+        f"checkpoint {path} is truncated or not a checkpoint that is read (.pt, .safetensors, .npz)",
         "copy it again, or use another round's file",
     )
 

@@ -23,9 +23,7 @@ def check_same_config(run: Run, config: Config) -> None:
             usage=True,
         )
     former, version = run.config, run.method_version
-    if run.index["hash"] not in {
-        former.fingerprint(version=version, checkpoint=checkpoint) for checkpoint in (False, True)
-    }:
+    if run.index["hash"] != former.hash:
         raise FldiagError(
             f"{run.path / 'run.json'}: its hash is not that of its config",
             "the file was edited; restore it or train again",
@@ -47,9 +45,7 @@ def check_same_config(run: Run, config: Config) -> None:
 
 def same_but_rounds(a: Config, b: Config) -> bool:
     """Whether two configs train the same, one perhaps for more rounds."""
-    return a.model_copy(update={"rounds": b.rounds}).fingerprint(version=1) == b.fingerprint(
-        version=1
-    )
+    return a.model_copy(update={"rounds": b.rounds}).hash == b.hash
 
 
 def check_weights(run: Run) -> None:

@@ -13,14 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fldiag.config import Config, check_config
+from fldiag.config import Config
 from fldiag.config_files import kept_initial
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import ExecutorSpec, parse_executor
-from fldiag.execution.pool import Pool
-from fldiag.execution.pools import open_pool
-from fldiag.execution.workspace import Workspace
+from fldiag.execution import Pool, Workspace, check_executor, open_pool
 from fldiag.registry import Progress
 from fldiag.results.progress import progress_bar, shell
 from fldiag.results.table import PERSONAL
@@ -29,7 +26,7 @@ from fldiag.runs.client_states import HELD
 from fldiag.runs.owner import Owner
 from fldiag.runs.run import Run
 from fldiag.training.client import CohortResult
-from fldiag.training.evaluate import EvaluationBlock, Sums, evaluate, evaluate_block
+from fldiag.training.evaluate import evaluate
 from fldiag.training.personalise import GlobalModel, measure, personal_plan
 from fldiag.training.record import step_rows
 from fldiag.training.resume import (
@@ -96,8 +93,14 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
-    config = check_config(config).allow(allow_code)
-    spec = parse_executor(executor)
+    if not isinstance(config, Config):
+        raise FldiagError(
+            f"config is a {type(config).__name__}",
+            "give a Config, such as Config.load('digits')",
+            usage=True,
+        )
+    config = config.allow(allow_code)
+    check_executor(executor)
     path = Path(out) if out is not None else run_path(config)
     if os.path.exists(path / "run.json"):
         if not resume:
@@ -118,7 +121,7 @@ def train(
     shared = WorkerSetup(setup, device, is_custom)
     with (
         owner.hold(path) as ownership,
-        open_pool(spec, work, shared) as pool,
+        open_pool(executor, work, shared) as pool,
         _listener(on_event, config.method.name) as emit,
     ):
         run = _open(path, config, setup, federation, resume)
@@ -135,7 +138,7 @@ def train(
             _loop(config, run, federation, ownership, pool, emit)
             if run.status == "running":
                 pool.close()
-                _personalise(run, federation, spec, emit)
+                _personalise(run, federation, executor, emit)
         except KeyboardInterrupt:
             run = Run.open(path)  # what is in memory may name files that were still being written
             if run.status == "running":
@@ -176,15 +179,9 @@ def rounds_on_bar(progress: Progress) -> Listener:
 
 
 def run_path(config: Config) -> Path:
-    """Where a run goes by default: named by what it is. One that exists under the name that fldiag 0.1.0 gave it (what the
-    checkpoints hold was part of it) stays there."""
+    """Where a run goes by default: named by what it is."""
     method = config.method.name.rpartition(":")[2]  # of pkg.mod:function the function
-    stem = f"{config.name}-{method}-s{config.seed}"
-    path, former = (
-        RUNS / f"{stem}-{digits[:8]}"
-        for digits in (config.hash, config.fingerprint(checkpoint=True))
-    )
-    return former if (former / "run.json").is_file() and not path.exists() else path
+    return RUNS / f"{config.name}-{method}-s{config.seed}-{config.hash[:8]}"
 
 
 def _occupied(path: Path) -> FldiagError:
@@ -284,9 +281,7 @@ def _loop(
             segment.note(federation.t)
             return _end(run)
         run.put_clients(HELD)
-        scores = evaluate(
-            setup.network, setup.dataset, federation.w, federation.buffers, t, pool.map
-        )
+        scores = evaluate(setup.network, setup.dataset, federation.w, federation.buffers)
         run.add_metrics(round_rows(t, scores, round, result, isolated=setup.method.isolated))
         if is_stored:
             run.index["done"] = t
@@ -308,14 +303,16 @@ def _loop(
         )
 
 
-def _personalise(run: Run, federation: Federation, spec: ExecutorSpec, emit: Listener) -> None:
+def _personalise(
+    run: Run, federation: Federation, executor: str | Executor, emit: Listener
+) -> None:
     """What the method does after the last round, which is stored by now: a run stopped meanwhile goes on from it."""
     plan = personal_plan(federation.setup)
     if plan is not None:
         run.drop_metrics(lambda row: str(row["metric"]).startswith(PERSONAL))
         model = GlobalModel(federation.w, federation.buffers, federation.clients, run.done)
         with Workspace(
-            spec,
+            executor,
             lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}),
         ):
             rows = measure(federation.setup, plan, model)
@@ -369,8 +366,5 @@ class WorkerSetup:
         return {k: v for k, v in self.__dict__.items() if self.is_custom or k != "setup"}
 
 
-def work(shared: WorkerSetup, unit: Cohort | EvaluationBlock) -> CohortResult | Sums:
-    setup = shared.setup
-    if isinstance(unit, EvaluationBlock):
-        return evaluate_block(setup.network, setup.dataset, unit, setup.device)
-    return setup.train(unit)
+def work(shared: WorkerSetup, unit: Cohort) -> CohortResult:
+    return shared.setup.train(unit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import pandas as pd
 from fldiag import data
 from fldiag.config import Config
 from fldiag.errors import FldiagError
-from fldiag.execution.executor import Shard, parse_executor
-from fldiag.execution.pools import open_pool
+from fldiag.execution import open_pool, shard_of
 from fldiag.runs.run import Run
 from fldiag.training import rounds
 from fldiag.training.rounds import Listener, failure
@@ -62,10 +60,9 @@ def sweep(
     >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
     [3, 4]
     """
-    part = Shard.parse(shard)
     plan = configs(config.allow(allow_code) if isinstance(config, Config) else config, over)
     return train_configs(
-        part.part(plan) if part is not None else plan,
+        shard_of(plan, shard),
         out=out,
         executor=executor,
         device=device,
@@ -79,46 +76,49 @@ def train_configs(
     *,
     out: str | Path | None,
     executor: str | Executor,
-    device: str,
-    download: bool,
     on_event: Listener | None,
+    **options: Any,
 ) -> list[Run]:
     """Train all of them, or read the runs that are finished; the arguments are those of ``sweep``."""
-    outs = [None if out is None else Path(out) / rounds.run_path(c).name for c in plan]
-    return _train_all(plan, outs, executor, RunTrainer(device, download), on_event)
+    paths = [Path(out or rounds.RUNS) / rounds.run_path(config).name for config in plan]
+    units = list(zip(plan, paths, strict=True))
+    if executor == "serial" or len(plan) == 1:  # of one run the clients
+        options |= {"executor": executor, "on_event": on_event}
+        return [_train(options, unit) for unit in units]
+    if options["download"]:  # once, rather than by every worker
+        for config in {config.data: config for config in plan}.values():
+            data.load(config.data, download=True, allow_code=config.allowed_code)
+    options, paths = {**options, "download": False}, [path.absolute() for path in paths]
+    with open_pool(executor, _train_one, options, name=_name) as pool:
+        for i, status in pool.completed(list(zip(plan, paths, strict=True))):
+            event = {"event": "end", "status": status, "round": plan[i].rounds}
+            (on_event or dict)({**event, "path": str(paths[i])})
+    return [Run.open(path) for path in paths]
+
+
+def _train(options: Mapping[str, Any], unit: tuple[Config, Path]) -> Run:
+    config, path = unit
+    return rounds.train(config, out=path, resume=True, **options)
+
+
+def _train_one(options: Mapping[str, Any], unit: tuple[Config, Path]) -> str:
+    """Train a run in a worker. Returns its status."""
+    return str(_train(options, unit).status)
+
+
+def _name(unit: tuple[Config, Path]) -> str:
+    return unit[1].name
 
 
 def combinations(over: Values) -> list[dict[str, Any]]:
     """Every combination of the values, the last key's changing fastest. Raises FldiagError for a key without values."""
-    for key, values in over.items():
-        if not values:
-            raise FldiagError(f"{key} has no values", f"write for example {key}=1,2", usage=True)
+    if missing := [key for key, values in over.items() if not values]:
+        raise FldiagError(f"{missing[0]} has no values", "write for example seed=1,2", usage=True)
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def settings(over: Values) -> list[dict[str, Any]]:
-    """The combinations without their seeds."""
-    return combinations({key: values for key, values in over.items() if key != "seed"})
-
-
-def label(setting: Mapping[str, Any]) -> str:
-    """Keys and values in words.
-
-    >>> label({"method.name": "fedprox", "train.lr": 0.1})
-    'name fedprox, lr 0.1'
-    """
-    names = [f"{k.removeprefix('method.').removeprefix('train.')} {v}" for k, v in setting.items()]
-    return ", ".join(names) or "all"
-
-
-def _setting_label(keys: Mapping[str, Any]) -> str:
-    return label({key: value for key, value in keys.items() if key != "seed"})
-
-
 def configs(
-    source: Config | str | Path,
-    over: Values,
-    fixed: Mapping[str, Any] | None = None,
+    source: Config | str | Path, over: Values, fixed: Mapping[str, Any] | None = None
 ) -> list[Config]:
     """The configs of a sweep, all different. Of a preset or file each gets what that says of its method.
 
@@ -130,7 +130,10 @@ def configs(
     Raises:
         FldiagError: what a config refuses, and combinations that mean the same run.
     """
-    plan = [_config(source, {**(fixed or {}), **keys}) for keys in combinations(over)]
+    plan = [
+        source.replace(**keys) if isinstance(source, Config) else Config.load(source, **keys)
+        for keys in ({**(fixed or {}), **keys} for keys in combinations(over))
+    ]
     if len({config.hash for config in plan}) < len(plan):
         raise FldiagError(
             "two combinations of the sweep are the same run", "give every value once", usage=True
@@ -138,107 +141,28 @@ def configs(
     return plan
 
 
-def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
-    return source.replace(**keys) if isinstance(source, Config) else Config.load(source, **keys)
-
-
-@dataclass(frozen=True)
-class RunTrainer:
-    """What all runs share."""
-
-    device: str
-    download: bool
-
-    def train(
-        self,
-        config: Config,
-        out: Path | None,
-        executor: str | Executor = "serial",
-        on_event: Listener | None = None,
-    ) -> Run:
-        return rounds.train(
-            config,
-            out=out,
-            resume=True,
-            executor=executor,
-            device=self.device,
-            download=self.download,
-            on_event=on_event,
-        )
-
-
-def _train_all(
-    plan: Sequence[Config],
-    outs: Sequence[Path | None],
-    executor: str | Executor,
-    trainer: RunTrainer,
-    on_event: Listener | None,
-) -> list[Run]:
-    if parse_executor(executor).kind == "serial" or len(plan) <= 1:  # of one run the clients
-        return [
-            trainer.train(config, out, executor, on_event)
-            for config, out in zip(plan, outs, strict=True)
-        ]
-    folders = [
-        (out or rounds.run_path(config)).absolute() for config, out in zip(plan, outs, strict=True)
-    ]
-    if trainer.download:  # once, rather than by every worker
-        for config in {config.data: config for config in plan}.values():
-            data.of(config.data, True, config.allowed_code)
-    shared = replace(trainer, download=False)
-    with open_pool(executor, _train_one, shared, name=_run_name, most=len(plan)) as pool:
-        for i, status in pool.completed(list(zip(plan, folders, strict=True))):
-            if on_event is not None:
-                on_event(
-                    {
-                        "event": "end",
-                        "status": status,
-                        "round": plan[i].rounds,
-                        "path": str(folders[i]),
-                    }
-                )
-    return [Run.open(folder) for folder in folders]
-
-
-def _train_one(trainer: RunTrainer, unit: tuple[Config, Path]) -> str:
-    """Train a run in a worker. Returns its status."""
-    return str(trainer.train(*unit).status)
-
-
-def _run_name(unit: tuple[Config, Path]) -> str:
-    return unit[1].name
-
-
 def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
     """A row a setting: mean and standard deviation over the seeds of the last round's numbers.
-
-    Runs that failed are counted in ``diverged``, and left out of the numbers.
 
     Args:
         runs: the runs of ``combinations(over)``, in this order.
         over: key -> values.
+
+    Returns:
+        The keys but the seed, ``runs``, the numbers, and ``diverged``: how many runs failed, which are left out of the numbers.
     """
-    has_failed = [failure(run) is not None for run in runs]
-    scores = pd.DataFrame([_last_scores(run) for run in runs])
-    names = [_setting_label(keys) for keys in combinations(over)]
     rows = []
-    for setting in settings(over):
-        members = [i for i, name in enumerate(names) if name == label(setting)]
-        row: dict[str, Any] = {key: str(value) for key, value in setting.items()}
-        row["runs"] = len(members)
-        ended = [i for i in members if not has_failed[i]]
-        for metric in METRICS:
-            if metric in scores and ended:
-                values = scores[metric].iloc[ended]
-                row[metric] = values.mean()
-                row[f"{metric}_std"] = values.std(ddof=1) if len(ended) > 1 else None
-        if len(ended) < len(members):
-            row["diverged"] = len(members) - len(ended)
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _last_scores(run: Run) -> dict[str, float]:
-    frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
-    last = frame.groupby("metric")["value"].last()
-    return {metric: float(last[metric]) for metric in METRICS if metric in last}
+    for run, keys in zip(runs, combinations(over), strict=True):
+        frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
+        last = frame.groupby("metric")["value"].last().reindex(METRICS)
+        has_failed = failure(run) is not None
+        texts = {key: str(value) for key, value in keys.items() if key != "seed"}
+        rows.append({**texts, "diverged": has_failed, **({} if has_failed else last)})
+    members, names = pd.DataFrame(rows), [key for key in over if key != "seed"]
+    groups = members.groupby(names or (lambda i: 0), sort=False)
+    scores = {"runs": groups.size()}
+    for metric in members.columns.intersection(METRICS, sort=False):
+        scores |= {metric: groups[metric].mean(), f"{metric}_std": groups[metric].std()}
+    result = pd.DataFrame({**scores, "diverged": groups["diverged"].sum()})
+    result = result.reset_index(drop=not names).dropna(axis=1, how="all")
+    return result if result["diverged"].any() else result.drop(columns="diverged")

@@ -8,7 +8,7 @@ import pytest
 import reports
 from chromium import Browser
 
-from fldiag.diagnostics.landscape import interactive
+from fldiag.diagnostics import landscape
 from fldiag.plotting import pages as plotting
 from fldiag.report import build
 from fldiag.report.collect import collect
@@ -42,7 +42,7 @@ def pages(tmp_path_factory):
         reports.run(folder / "c", "fedprox", keep="none").path,
     ]
     surface = folder / "landscape.html"
-    shown = interactive.charts(table(reports.surface(), run="fedavg"))
+    shown = landscape.page(table(reports.surface(), run="fedavg"))
     surface.write_text(plotting.interactive(shown), "utf-8")
     return {"report": build.write(collect(runs), folder / "r.html"), "landscape": surface}
 

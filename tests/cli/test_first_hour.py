@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.execution.worker import threads
+from fldiag.execution import threads
 
 pytestmark = pytest.mark.slow
 

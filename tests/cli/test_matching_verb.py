@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from commands import last, rewrite, run, table
 
@@ -228,23 +227,6 @@ def test_blocks_of_the_hessian(trained):
     low = table(last(spectrum(trained, "--which", "smallest")))
     assert low[low.metric == "eigenvalue"].value.max() < first.value.min()
     assert "matches no parameter" in spectrum(trained, "--params", "nothing.*", code=2).stderr
-
-
-@pytest.mark.slow
-def test_density_has_its_own_table_and_picture(trained):
-    answer = json.loads(spectrum(trained, "--density", "--json").stdout)
-    (file,) = [
-        Path(p)
-        for p in answer["paths"]
-        if Path(p).name.startswith("density-") and p.endswith(".csv")
-    ]
-    frame = pd.read_csv(file)
-    curve = frame[frame.metric == "density"].sort_values("x")
-    area = float((curve.value.rolling(2).mean() * curve.x.diff()).sum())
-    assert area == pytest.approx(1, abs=0.01) and file.with_suffix(".png").is_file()
-    assert all(row["metric"] != "density" for row in answer["rows"]) and answer["paths"][
-        -1
-    ].endswith(".png")
 
 
 @pytest.fixture

@@ -78,13 +78,12 @@ def table(result):
     return pd.read_csv(path.removesuffix(".png") + ".csv")
 
 
-@pytest.mark.parametrize("rtol, reached", [(0.3, True), (1e-4, False)])
-def test_the_trace_of_a_net_without_closed_form_is_estimated_to_rtol(own, rtol, reached):
-    result = own("spectrum", "net", "--k", 1, "--trace", "--rtol", rtol, "--max-products", 30)
+@pytest.mark.parametrize("products, reached", [(8, False), (200, True)])
+def test_the_trace_of_a_net_without_closed_form_says_how_far_it_is_off(own, products, reached):
+    result = own("spectrum", "net", "--k", 1, "--trace", "--max-products", products)
     row = table(result).query("metric == 'trace' and layer.isna()").iloc[0]
-    assert row.estimator == "hutchinson-deflated" and bool(row.converged) == reached
-    assert (row.stderr <= rtol * abs(row.value)) == reached
-    assert ("has not reached --rtol" in result.stderr) != reached
+    assert bool(row.converged) == reached
+    assert ("standard error is above 2 %" in result.stderr) != reached
 
 
 def test_eigenvectors_are_a_file_beside_the_table(own):
@@ -116,7 +115,7 @@ def test_the_end_and_the_matrix_are_told_where_they_are_not_the_usual_ones(own):
     assert "which" not in usual[0] and "matrix" not in usual[0]
 
 
-@pytest.mark.parametrize("verb, more", [("spectrum", ["--k", 1]), ("landscape", ["--points", 3])])
+@pytest.mark.parametrize("verb, more", [("spectrum", ["--k", 1]), ("landscape", [])])
 @pytest.mark.slow
 def test_frozen_parameters_are_said_to_count(own, verb, more):
     assert "40 of 99 parameters are frozen" in own(verb, "frozen", *more).stderr
@@ -126,27 +125,17 @@ def test_frozen_parameters_are_said_to_count(own, verb, more):
 
 @pytest.mark.slow
 def test_arbitrary_directions_are_said_to_be(own):
-    assert "eigenvalue 1 is zero within its error" in own("landscape", "flat", "--points", 3).stderr
-    assert "zero within its error" not in own("landscape", "net", "--points", 3).stderr
+    assert "eigenvalue 1 is zero within its error" in own("landscape", "flat").stderr
+    assert "zero within its error" not in own("landscape", "net").stderr
 
 
 @pytest.mark.slow
 def test_a_plane_through_nets_with_batch_norm_tells_whose_statistics_count(own):
-    result = own("landscape", "normed", "--directions", "plane", "--points", 3, count=3)
+    result = own("landscape", "normed", "--directions", "plane", count=3)
     assert "the surface has the buffers of the first checkpoint everywhere" in result.stderr
     points = table(result).query("metric == 'point'")
-    assert points.buffers.tolist() == ["own"] * 3
     alone = [float(table(own("spectrum", "normed", "--k", 1, count=1)).value[0])]
     assert points.value.iloc[0] == pytest.approx(alone[0], rel=1e-6)
-
-
-def test_a_density_beyond_the_memory_is_refused_before_the_spectrum(own, monkeypatch):
-    from fldiag.diagnostics import density
-
-    monkeypatch.setattr(density, "SMALL", 0)
-    result = own("spectrum", "net", "--density", "--memory", "20K", code=2)
-    assert "30 steps of the density keep" in result.stderr and "→ allow" in result.stderr
-    assert not list(Path("fldiag-out").rglob("*.parquet"))
 
 
 LANGUAGE = """
@@ -256,48 +245,3 @@ def poisson(z, y):
 def root(z, y):
     return (z[:, 0] - y).square().mean().sqrt()
 """
-
-
-def test_what_is_a_target_a_loss_and_the_weights_is_said_and_chosen(tmp_path, monkeypatch):
-    """Counts beside a domain, a loss that couples examples, and two sets of weights in one file."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "choices.py").write_text(CHOICES)
-    names: dict = {}
-    exec(CHOICES, names)
-    net, average = names["Net"](), names["Net"]()
-    torch.save({"model": net.state_dict(), "model_ema": average.state_dict(), "epoch": 3}, "w.pt")
-    asked = (
-        "spectrum",
-        "w.pt",
-        "--model",
-        "choices:Net",
-        "--data",
-        "choices:with_domain",
-        "--k",
-        "1",
-    )
-    x, y = names["X"], names["Y"]
-    for more, module, loss in (
-        ((), net, "poisson"),
-        (("--key", "model_ema"), average, "poisson"),
-    ):
-        result = run(*asked, "--loss", f"choices:{loss}", *more)
-        path = next(line for line in reversed(result.stdout.splitlines()) if line.strip()).strip()
-        table, about = (
-            pd.read_csv(Path(path).with_suffix(".csv")),
-            json.loads(Path(path).with_suffix(".json").read_text()),
-        )
-        value = float(table.loc[table["metric"] == "loss", "value"].iloc[0])
-        assert value == pytest.approx(float(names[loss](module(x), y)), rel=1e-5)
-        key = "model_ema" if module is average else "model"
-        (origin,) = about["checkpoints"].values()
-        assert origin["key"] == key and set(table["run"]) == {f"w {key}"}
-        assert "entry 2 is the target; entry 3 is not used" in " ".join(result.stderr.split())
-        assert ("model is read, and model_ema is not" in " ".join(result.stderr.split())) is (
-            key == "model"
-        )
-    refused = run(*asked, "--loss", "choices:root", code=1).stderr
-    assert "it couples them" in " ".join(refused.split())
-    assert "did you mean 'model_ema'?" in " ".join(
-        run(*asked, "--key", "ema", code=2).stderr.split()
-    )

@@ -32,7 +32,6 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_sweep_ends_in_a_table_and_a_report(here):
     for verb in (
-        ("train", "digits", "--sweep", "method.name=fedavg,scaffold", "--sweep", "seed=0,1"),
         ("sweep", "digits", "--over", "method.name=fedavg,scaffold", "--over", "seed=0,1"),
     ):
         result = run(*verb, *SHORT)

@@ -13,7 +13,8 @@ import pytest
 from commands import commands, last, run
 
 import fldiag
-from fldiag import known
+from fldiag import names
+from fldiag.cli import derived
 from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
@@ -92,40 +93,13 @@ def test_every_verb_has_help_with_an_example(verb):
     assert "Example: fldiag" in text and "--debug" in text and "--json" in text
 
 
-@pytest.mark.parametrize("name", known.FLAGS)
+@pytest.mark.parametrize("name", names.FLAGS)
 def test_a_diagnostic_without_a_verb_says_how_it_is_asked(name):
-    verb, flag = known.FLAGS[name].split()
-    options = {option for p in commands().commands[verb].params for option in p.opts}
-    assert (
-        flag in options
-        and name not in commands().commands
-        and name in fldiag.catalogue("diagnostics")
-    )
+    verb, flag = names.FLAGS[name].split()
+    options = {option for p in derived.command(verb).params for option in p.opts}
+    assert flag in options and name not in commands().commands
     refused = " ".join(run(name, EXAMPLE, code=2).stderr.split())
-    assert f"fldiag {known.FLAGS[name]}" in refused and f"fldiag diagnose {name}" in refused
-    assert f"fldiag diagnose {name}" in run("explain", name).stdout
-
-
-@pytest.mark.parametrize("name", ["trace", "diagonal", "density"])
-def test_what_is_asked_by_a_flag_is_asked_by_diagnose_too(name, tmp_path):
-    frame = pd.read_csv(
-        last(
-            run(
-                "diagnose",
-                name,
-                EXAMPLE,
-                "--set",
-                "samples=20",
-                "--set",
-                "device=cpu",
-                "--format",
-                "png",
-                "--out",
-                tmp_path,
-            )
-        ).with_suffix(".csv")
-    )
-    assert ("density" if name == "density" else "trace") in set(frame.metric)
+    assert f"fldiag {names.FLAGS[name]}" in refused
 
 
 def test_the_demo_draws_for_the_journal(monkeypatch):
@@ -340,8 +314,8 @@ def test_explain_gives_equations_options_and_source():
 
 @pytest.mark.slow
 def test_every_method_model_and_diagnostic_can_be_explained():
-    for names in map(fldiag.catalogue, ("methods", "models", "datasets", "diagnostics")):
-        for name, summary in names.items():
+    for summaries in map(fldiag.catalogue, ("methods", "models", "datasets", "diagnostics")):
+        for name, summary in summaries.items():
             sentence, _, read = summary.partition(" [of its sources read: ")
             text = run("explain", name).stdout
             assert sentence and sentence in text and read.rstrip("]") in text, name

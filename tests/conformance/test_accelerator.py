@@ -5,17 +5,44 @@ import pandas as pd
 import pytest
 import torch
 from accelerator import DEVICE, DEVICES, Accelerated, accelerator, there
-from helpers import config, needs, play, stacks, world
-from test_diagnostics import SMALL, examples, network
-from test_run_diagnostics import FEW, federation
+from helpers import classification, config, needs, play, stacks, world
+from histories import history, moved, stored, tanh_net
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fldiag
 from fldiag import registry
+from fldiag.models.lora import with_adapters
 from fldiag.problem.problem import Problem
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
+
+#: Options that make an answer quick, where a diagnostic has them; and fewer products, where their number is not the subject.
+SMALL = {"points": 3, "k": 3, "steps": 5}
+FEW = {
+    "matching": {"k": 1, "tol": 0.5, "rtol": 0.5, "deflate": 2, "max_products": 20},
+    "flatness": {"rtol": 0.9, "max_products": 4, "tol": 0.5},
+}
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.4), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(48, 3))
+
+
+def examples():
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(13, 1, 6, 6, generator=g), torch.arange(13) % 3
+
+
+def federation(name, **options):
+    """Two rounds of three clients; with adapters for the diagnostic of adapters."""
+    data, parts = classification((20, 13, 17))
+    net = with_adapters(tanh_net(), 2, 4.0, ("*",), "") if name == "lora" else tanh_net()
+    w, clients = moved(net)
+    rounds = [stored(w, clients, round=1), stored(clients[0], [w, clients[1]], round=2, ids=[0, 2])]
+    return history(net, data, parts, *rounds, dtype=torch.float64, **options)
 
 
 def diagnostics(on):
@@ -24,7 +51,7 @@ def diagnostics(on):
 
 #: Kinds of subjects of weights or runs; of each there is a quick diagnostic among the quick tests.
 KINDS = ("problem", "checkpoints", "run", "clients")
-QUICK = ("trace", "connectivity", "fairness", "forgetting", "geometry")
+QUICK = ("spectrum", "paths", "fairness", "forgetting", "geometry")
 
 
 #: A stack of clients, or one after the other where a method's model cannot be stacked.

@@ -8,85 +8,22 @@ from helpers import (
     federation,
     final,
     images,
-    label,
     needs,
     play,
     stacks,
-    variants,
     world,
 )
 
 from fldiag import registry
-from fldiag.execution.pools import open_pool
-from fldiag.runs.run import Run
+from fldiag.execution import open_pool
 from fldiag.training import rounds
 from fldiag.training.server import Federation
 from fldiag.training.setup import Seeded, Setup
 
-VARIANTS = variants()
 NAMES = registry.method.names()
 #: ``world`` has clients of 20, 13 and 7 examples: batches of 8 leave last batches of 4, 5 and 7, and 6, 4 and 2 steps.
 CNN = {"model": "small_cnn", "model_options": {}}
 every_method = pytest.mark.parametrize("name", NAMES)
-#: Methods on batch-norm nets train one client at a time.
-STACKED = [case for case in VARIANTS if stacks(case[0])]
-every_stacked_variant = pytest.mark.parametrize(
-    ("name", "options"), STACKED, ids=map(label, STACKED)
-)
-
-
-def in_both_forms(names):
-    return pytest.mark.parametrize(
-        ("name", "stack"), [(n, s) for n in names for s in ("off", "on") if s == "off" or stacks(n)]
-    )
-
-
-NEUTRAL = [n for n in NAMES if registry.method.get(n).meta["equals"]]
-
-
-@in_both_forms(NEUTRAL)
-def test_the_neutral_setting_is_the_simpler_method(name, stack):
-    """T-PROX-1, T-SAM-1, T-SOL-1, T-NTD-1, T-CM-1, T-MOON-1, T-AVGM-1, T-ACG-2, T-RCL-1, T-SD-1, T-GA-1, T-BABU-2 and their like."""
-    meta, data, kind = registry.method.get(name).meta, world(name), needs(name)
-    # the simpler method's own options keep their values where the two share them
-    shared = set(registry.method.get(meta["equals"]).options.model_fields) & set(meta["neutral"])
-    simple = final(
-        config(meta["equals"], {k: meta["neutral"][k] for k in shared}, stack=stack, **kind), data
-    )
-    neutral = final(config(name, meta["neutral"], stack=stack, **kind), data)
-    if stack == "off":
-        assert torch.equal(neutral, simple)
-    else:
-        torch.testing.assert_close(neutral, simple, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_away_from_the_neutral_setting_the_method_does_something(name):
-    """Otherwise the neutral test would pass for a method that does nothing at all."""
-    meta, data, kind = registry.method.get(name).meta, world(name), needs(name)
-    assert not torch.allclose(
-        final(config(name, **kind), data), final(config(meta["equals"], **kind), data), rtol=1e-6
-    )
-
-
-@every_stacked_variant
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-10), ("fp32", 1e-5)])
-@pytest.mark.slow
-def test_a_stack_trains_as_its_clients_one_by_one(name, options, precision, tolerance):
-    data, kind = world(name), needs(name)
-    looped, stacked = (
-        federation(config(name, options, precision=precision, stack=s, **kind), data)
-        for s in ("off", "on")
-    )
-    one, other = play(looped, 2), play(stacked, 2)
-    for (a, _), (b, _) in zip(one, other, strict=True):
-        assert a.steps.tolist() == b.steps.tolist() == [6, 4, 2]
-        assert relative(b.rows, a.rows) <= tolerance
-    for i, state in looped.clients.items():
-        for key in state:
-            assert relative(stacked.clients[i][key], state[key]) <= 10 * tolerance
-    for key in looped.state:
-        assert relative(stacked.state[key], looped.state[key]) <= 10 * tolerance
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if stacks(n)])
@@ -134,50 +71,6 @@ def test_the_global_random_state_is_untouched_and_without_influence(name):
     assert torch.equal(before, torch.random.get_rng_state())
     torch.manual_seed(2)
     assert torch.equal(first, final(config(name, epochs=1, **kind), data))
-
-
-@pytest.mark.slow
-@in_both_forms(NAMES)
-def test_interrupted_and_resumed_is_bitwise_a_run_that_was_not(name, stack, tmp_path):
-    chosen = config(name, rounds=4, total=5, per_round=2, epochs=1, stack=stack, **needs(name))
-    whole = rounds.train(chosen, out=tmp_path / "whole")
-
-    def stop(event):
-        if event["event"] == "round" and event["round"] in (1, 3):
-            raise KeyboardInterrupt
-
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            rounds.train(chosen, out=tmp_path / "cut", on_event=stop, resume=True)
-        assert Run.open(tmp_path / "cut").status == "interrupted"
-    cut = rounds.train(chosen, out=tmp_path / "cut", resume=True)
-    assert cut.status == whole.status == "finished"
-    assert cut.rounds == whole.rounds == [1, 2, 3, 4]
-    for r in whole.rounds:
-        mine, other = cut.checkpoint(r).state, whole.checkpoint(r).state
-        assert all(torch.equal(mine[key], other[key]) for key in other)
-    measured = [run.metrics.drop(columns="run") for run in (cut, whole)]
-    assert measured[0].equals(measured[1])
-
-
-@every_method
-@pytest.mark.slow
-def test_the_state_survives_the_checkpoint(name, tmp_path):
-    chosen = config(name, rounds=2, total=5, per_round=2, epochs=1, **needs(name))
-    run = rounds.train(chosen, out=tmp_path)
-    memory, restored = Federation(Setup(chosen)), Federation(Setup(chosen))
-    play(memory, 2)
-    restored.restore(run)
-    assert restored.t == memory.t
-    assert torch.equal(restored.w, memory.w)
-    assert same(restored.state, memory.state)
-    assert restored.clients.keys() == memory.clients.keys()
-    assert all(same(restored.clients[i], memory.clients[i]) for i in memory.clients)
-    stored = run.checkpoint().state
-    assert torch.equal(
-        torch.cat([stored[n].flatten() for n in memory.setup.network.layout.names]), memory.w
-    )
-    assert same(restored.buffers, memory.buffers)
 
 
 def same(a, b):

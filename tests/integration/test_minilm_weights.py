@@ -5,9 +5,10 @@ import torch
 from torch.nn import functional as F
 
 from fldiag import minilm, models
-from fldiag.data.words import Words
+from fldiag.data.text import Words
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
+from fldiag.sections import SPECIAL
 
 
 @pytest.fixture(autouse=True)
@@ -22,17 +23,18 @@ def test_the_encoder_knows_what_sentences_mean():
     assert Layout.of(made).size == 22_713_216 - 384 * 385 + 2 * 385, (
         "without the pooler that it was not trained with"
     )
-    words = Words.of_minilm(16)
+    words = Words.of(minilm.pieces(SPECIAL)[0], 16)
     texts = [
         ("a gripping film about love",),
         ("a touching movie on romance",),
         ("the tax code was amended",),
     ]
     x = words.numbers(texts).long()
-    assert words.text(x[0]) == texts[0][0]
     with torch.no_grad():
         z = F.normalize(made.eval().features(x), dim=1)
-        longer = F.normalize(made.features(Words.of_minilm(24).numbers(texts).long()), dim=1)
+        longer = F.normalize(
+            made.features(Words.of(minilm.pieces(SPECIAL)[0], 24).numbers(texts).long()), dim=1
+        )
     near, far = float(z[0] @ z[1]), float(z[0] @ z[2])
     assert near > 0.6 > 0.2 > far
     torch.testing.assert_close(z, longer, rtol=0, atol=1e-5)

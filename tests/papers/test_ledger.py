@@ -69,10 +69,13 @@ def test_trained_numbers(values, verdict):
 
 
 def test_the_interval_of_a_difference_has_both_deviations():
-    line = {"difference": 4.0, "note": "", "precision": "fp32", "seeds": 3, "measured_std": 1.0}
-    # t(0.975, 2) = 4.303: 3.51 with the own deviation for both, 5.56 with the paper's
+    line = {"difference": 4.0, "note": "", "precision": "fp32", "seeds": 3, "measured_std": 1.5}
+    line |= {"measured": 67.2, "printed": "63.2"}
+    # Welch's half widths: t(0.975, 4.0) = 2.776 times 1.22 with the own deviation for both, t(0.975, 3.5) = 2.95 times 1.04
+    # with 1.0, and t(0.975, 2.9) = 3.22 times 1.94 with 3.0
     assert ledger.verdict({**line, "printed_std": ""}) == "differs"
-    assert ledger.verdict({**line, "printed_std": "2.0"}) == "agrees"
+    assert ledger.verdict({**line, "printed_std": "1.0"}) == "differs"
+    assert ledger.verdict({**line, "printed_std": "3.0"}) == "agrees"
 
 
 @pytest.mark.parametrize(
@@ -206,5 +209,5 @@ def test_the_command_writes_a_csv_for_machines_and_a_page_for_people(tmp_path):
     text = "FedTOGA's clients upload no more than FedAvg's."
     assert lines["verdict"][text] == "holds"
     page = (tmp_path / "overview.md").read_text()
-    assert f"| table4 | {text} |  | counted |  | holds |" in page
-    assert len(page.splitlines()) < 30  # what is not measured is not listed
+    assert f"| holds | {text} | fedtoga/table4 | counted |" in page
+    assert len(page.splitlines()) < 40  # what is not measured is not listed

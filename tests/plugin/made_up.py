@@ -9,9 +9,8 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.plotting import style
-from fldiag.registry import diagnostic
+from fldiag.registry import diagnostic, table
 from fldiag.results.summary import Say, Small
-from fldiag.results.table import table
 
 
 def draw(frame, ax=None):

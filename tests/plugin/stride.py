@@ -4,8 +4,7 @@ from typing import Annotated
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from fldiag.registry import diagnostic
-from fldiag.results.table import table
+from fldiag.registry import diagnostic, table
 
 
 def draw(frame):

@@ -19,7 +19,7 @@ GROUND = {
     "config",
     "config_files",
     "sections",
-    "identity",
+    "names",
     "seeding",
     "params",
     "registry",
@@ -37,7 +37,7 @@ MIDDLE = GROUND | {
     "plotting",
     "diagnosis",
 }
-TOP = MIDDLE | {"api", "method", "training", "training/diagnostics", "diagnostics", "known"}
+TOP = MIDDLE | {"api", "method", "training", "diagnostics", "names"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(),
@@ -48,15 +48,13 @@ MAY = {
     "minilm": {"errors"},
     "choices": set(),
     "losses": {"errors", "seeding", "params", "choices"},
-    "plugins": {"errors"},
-    "registry": {"errors", "plugins"},
+    "registry": {"errors", "results"},
     "execution": {"errors", "version", "device"},
-    "identity": {"registry"},
     "config_files": {"errors"},
     "config": {
         "config_files",
         "errors",
-        "identity",
+        "names",
         "minilm",
         "registry",
         "sections",
@@ -76,19 +74,6 @@ MAY = {
     "curvature": GROUND | {"models", "results"},
     "problem": GROUND | {"data", "models", "results", "curvature"},
     "landscape": GROUND | {"models", "results", "curvature", "problem"},
-    "training/diagnostics": GROUND
-    | {
-        "method",
-        "local",
-        "step",
-        "data",
-        "models",
-        "results",
-        "runs",
-        "training",
-        "plotting",
-        "problem",
-    },
     "runs": GROUND | {"data", "models", "results", "curvature", "problem"},
     "plotting": {"errors", "results"},
     "diagnostics": GROUND
@@ -102,15 +87,15 @@ MAY = {
         "runs",
         "plotting",
     },
-    "diagnosis": GROUND | {"known", "data", "models", "results", "problem", "runs", "plotting"},
+    "diagnostics/personalise": MIDDLE | {"method", "training", "diagnostics"},
+    "diagnosis": GROUND | {"names", "data", "models", "results", "problem", "runs", "plotting"},
     "compare": MIDDLE | {"diagnostics"},
     "presets": set(),
-    "known": {"errors", "plugins", "registry", "config"},
-    "write_catalogue": {"known", "registry", "config", "diagnosis"},
-    "api": MIDDLE | {"known", "training", "compare"},
-    "report": MIDDLE | {"api", "known"},
+    "names": {"errors", "registry"},
+    "api": MIDDLE | {"names", "training", "compare"},
+    "report": MIDDLE | {"api", "names"},
     "integrations": MIDDLE | {"api", "training"},
-    "cli": TOP | {"compare", "report", "integrations", "plugins"},
+    "cli": TOP | {"compare", "report", "integrations"},
     "": {
         "errors",
         "config",
@@ -137,8 +122,8 @@ def nodes_of(file):
 
 def package(file):
     parts = file.relative_to(ROOT).with_suffix("").parts
-    if parts[:2] == ("training", "diagnostics"):  # diagnostics that train
-        return "/".join(parts[:2])
+    if parts == ("diagnostics", "personalise"):  # the one that trains
+        return "/".join(parts)
     return "" if parts == ("__init__",) else parts[0]
 
 
@@ -154,11 +139,7 @@ def imported(file):
             if module == ["fldiag"]:
                 found |= {a.name for a in node.names}
             elif module[0] == "fldiag":
-                found.add(
-                    "training/diagnostics"
-                    if module[1:3] == ["training", "diagnostics"]
-                    else module[1]
-                )
+                found.add(module[1])
     return found
 
 

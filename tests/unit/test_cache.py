@@ -144,7 +144,9 @@ def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
     problem = fldiag.Problem(
         net, torch.nn.functional.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
     )
-    found = fldiag.diagnose(problem, "trace", cache=tmp_path / "file" / "cache", tell=told.append)
+    found = fldiag.diagnose(
+        problem, "spectrum", cache=tmp_path / "file" / "cache", tell=told.append
+    )
     assert len(found) and any("not kept for later: cannot write" in text for text in told)
     assert (
         places.cache(tmp_path / "file" / "x") is None

@@ -94,7 +94,7 @@ def test_a_diagnostic_brings_its_numbers(monkeypatch):
         column="Wiggle of the weights",
         short="wiggle",
     )
-    entry = dataclasses.replace(registry.diagnostic.get("trace"), name="mine", numbers=(mine,))
-    monkeypatch.setitem(registry.diagnostic._entries, "mine", entry)
+    entry = dataclasses.replace(registry.diagnostic.get("spectrum"), name="mine", numbers=(mine,))
+    monkeypatch.setitem(registry.diagnostic.entries, "mine", entry)
     assert parse("wiggle < 3").number == dataclasses.replace(mine, source="mine")
     assert "Wiggle of the weights" in [n.column for n in summary.shown_numbers()]

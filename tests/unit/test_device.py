@@ -15,7 +15,7 @@ import fldiag
 from fldiag import device
 from fldiag.device import device_of, full_precision
 from fldiag.errors import FldiagError
-from fldiag.execution.pools import open_pool
+from fldiag.execution import open_pool
 from fldiag.training.setup import Setup
 
 NET, DATA = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 2]))
@@ -86,7 +86,7 @@ def test_every_door_takes_the_same_names(without, tmp_path):
     doors = [
         lambda d: fldiag.train(config, out=tmp_path / f"new-{d}", device=d),
         lambda d: fldiag.History.of(run, device=d),
-        lambda d: fldiag.diagnose(run, "trace", samples=20, device=d),
+        lambda d: fldiag.diagnose(run, "spectrum", samples=20, device=d),
         lambda d: fldiag.diagnose(run, "forgetting", device=d),
         lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d),
         lambda d: Setup(config, device=d),

@@ -47,15 +47,7 @@ def fairness(run, size):
     ]
 
 
-def density(run, size):
-    rows = [
-        {"run": run, "metric": "density", "x": x / 4, "value": size / (1 + x), "stderr": 0.01}
-        for x in range(6)
-    ]
-    return rows + [{**row, "run": run} for row in reports.eigenvalues(size)]
-
-
-def profile(run, size):
+def paths(run, size):
     base = {"run": run, "slice": "train", "n_examples": 100}
     rows = [
         {**base, "metric": metric, "index": i, "x": x, "value": 1 + scale * size * i * x * x}
@@ -74,8 +66,7 @@ def named(make):
 TABLES = {
     "spectrum": spectrum,
     "fairness": fairness,
-    "density": density,
-    "profile": profile,
+    "paths": paths,
     "forgetting": named(lambda size: reports.forgetting(drop=0.2 * size)),
     "drift": named(lambda size: reports.drift(size=size)),
     "matching": named(lambda size: reports.matching(size=size)),
@@ -85,8 +76,7 @@ TABLES = {
 #: Diagnostic and ending of the picture -> the rows that it must show.
 SHOWN = {
     ("spectrum", ""): "metric == 'eigenvalue'",
-    ("density", ""): "metric in ('density', 'eigenvalue')",
-    ("profile", ""): "metric in ('loss', 'parabola')",
+    ("paths", ""): "metric in ('loss', 'parabola')",
     ("forgetting", ""): "scope == 'global' and metric in "
     "('accuracy', 'forgotten', 'learned', 'restored') and index.isna()",
     ("forgetting", "-classes"): "metric == 'class_forgetting' and round == 3",
@@ -146,20 +136,17 @@ def test_drawn_numbers_are_the_tables(name, ending, draw):
     missing = [v for v in shown if np.abs(values - v).min() > 1e-9 * max(1.0, abs(v))]
     assert not missing
     texts = [t.get_text() for legend in fig.legends for t in legend.get_texts()]
-    if len(runs) > 1 and name not in ("matching", "profile") and ending != "-classes":
+    if len(runs) > 1 and name not in ("matching", "paths") and ending != "-classes":
         assert set(runs) <= set(texts)
 
 
 #: Diagnostics whose pictures are compared with their tables elsewhere.
 ELSEWHERE = {
-    "connectivity": "test_connectivity.py",
-    "diagonal": "test_matching.py",
     "flatness": "test_flatness.py",
     "geometry": "test_geometry.py",
-    "landscape": "test_plotting_landscape.py",
+    "landscape": "test_landscape.py",
     "lora": "test_lora.py",
     "sharpness": "test_sharpness.py",
-    "trace": "test_matching.py",
 }
 
 

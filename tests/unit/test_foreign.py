@@ -124,11 +124,6 @@ SETS = {
         "state_dict_ema",
     ),
     "the average first": ({"ema": AVERAGED, "net": TRAINED}, "net", "ema"),
-    "a teacher": (
-        {"teacher": AVERAGED, "student": TRAINED, "optimizer_states": [OPTIMISER]},
-        "student",
-        "teacher",
-    ),
     "stochastic averaging": (
         {
             "model": TRAINED,
@@ -145,23 +140,12 @@ SETS = {
         "model.state_dict",
         "model.ema_state_dict",
     ),
-    "deeply nested": (
-        {"trainer": {"weights": {"model": TRAINED, "ema": AVERAGED}}},
-        "trainer.weights.model",
-        "trainer.weights.ema",
-    ),
     "parallel": (
         {"model": behind("module.", TRAINED), "model_ema": behind("module.", AVERAGED)},
         "model",
         "model_ema",
     ),
     "the best so far": ({"model": TRAINED, "best_model": AVERAGED}, "model", "best_model"),
-    "prefixes": (
-        {"state_dict": {**behind("ema_model.", AVERAGED), **behind("model.", TRAINED)}},
-        "model",
-        "ema_model",
-    ),
-    "a prefix": ({**behind("ema.", AVERAGED), **TRAINED}, None, "ema"),
 }
 
 
@@ -277,20 +261,6 @@ def test_a_key_has_no_meaning_for_checkpoints_and_runs_of_fldiag(tmp_path):
     recorded(tmp_path / "r")
     with pytest.raises(FldiagError, match="is a run; leave it out"):
         fldiag.load(tmp_path / "r", key="model")
-
-
-def test_params_that_hold_several_sets():
-    data = torch.ones(3, 4), torch.arange(3)
-    problem = fldiag.Problem(
-        net(),
-        torch.nn.functional.cross_entropy,
-        data,
-        {**behind("ema.", AVERAGED), **behind("model.", TRAINED)},
-    )
-    assert (
-        torch.equal(problem.w, weights(TRAINED))
-        and "model is read, and ema is not" in problem.remarks[0]
-    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ CELLS = (
     "net, x = torch.nn.Linear(4, 3), torch.randn(30, 4)\n"
     "problem = fldiag.Problem(net, torch.nn.functional.cross_entropy, (x, torch.arange(30) % 3))\n"
     "problem",
-    "table = fldiag.diagnose(problem, 'profile', directions='random', points=5)\ntable",
+    "table = fldiag.diagnose(problem, 'paths', directions='random', points=5)\ntable",
     "fldiag.draw(table)",
     "import tempfile\n"
     "config = fldiag.Config.load('digits', rounds=2, model__name='mlp', clients__per_round=2, train__epochs=1)\n"

@@ -1,270 +1,147 @@
-"""Landscapes: exact centre, curvature along eigenvectors, directions, and resuming bit for bit."""
-
-import itertools
+"""Landscapes: nested grids and their measured miss, planes and trajectories, and what the picture shows."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
+from scipy.interpolate import RectBivariateSpline
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import fldiag
-from fldiag.diagnostics.landscape import axis, landscape
-from fldiag.errors import FldiagError
-from fldiag.landscape import directions as rules
-from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.problem.problem import Problem
-from fldiag.results.provenance import digest, provenance
-from fldiag.results.table import check
+from fldiag.diagnostics import landscape as room
+
+AXIS = np.linspace(-1, 1, 41)
 
 
-def problem(scale=1.0, bend=nn.ReLU, **options):
-    torch.manual_seed(2)
-    x, y = torch.randn(30, 2, 5, 5), torch.arange(30) % 3
-    net = nn.Sequential(nn.Conv2d(2, 4, 3), bend(), nn.Flatten(), nn.Linear(36, 3))
-    with torch.no_grad():
-        for t in net.parameters():
-            t.mul_(scale)
-    options.setdefault("name", "a")
-    return Problem(net, cross_entropy, (x, y), **options)
+class Weights(nn.Module):
+    """The weights themselves, for each example."""
+
+    def __init__(self, w=(0.0, 0.0)):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w).double())
+
+    def forward(self, x):
+        return self.w.expand(len(x), -1)
 
 
-def surface(frame):
-    """The losses as an array with y along axis 0."""
-    return (
-        frame[frame.metric == "loss"]
-        .pivot(index="y", columns="x", values="value")
-        .to_numpy(dtype=float)
+def problem(height, w=(0.0, 0.0), **options):
+    """The loss height(w1, w2), whose second eigenvector is that of the first weight."""
+    x = torch.zeros(2, 1).double()
+    return fldiag.Problem(
+        Weights(w), lambda z, y: height(*z.T).mean(), (x, x), dtype=x.dtype, **options
     )
 
 
-# -- grid and values
+def bowl(a, b):
+    return 2 + 3 * a.square() + 5 * b.square() + 0.5 * a**3
 
 
-@pytest.mark.parametrize("span", [1.0, 0.3, 7e-3])
-@pytest.mark.parametrize("points", [3, 41, 99])
-def test_axis_is_symmetric_with_zero_in_the_middle(points, span):
-    a = axis(points, span)
-    assert len(a) == points and a[points // 2] == 0.0 and a[-1] == span
-    assert (a == -a[::-1]).all() and np.allclose(a, np.linspace(-span, span, points), atol=1e-15)
+def waves(a, b):
+    return bowl(a, b) + 0.5 * torch.sin(20 * a) * torch.sin(20 * b)
 
 
-@pytest.mark.parametrize("how", ["eigen", "random"])
-def test_T_L_1_centre_is_the_loss_bit_for_bit(how):
-    p = problem()
-    frame = check(landscape(p, directions=how, points=3))
-    centre = frame[(frame.metric == "loss") & (frame.x == 0) & (frame.y == 0)]
-    assert (centre.value.item(), centre.stderr.item()) == p.loss()
+def ripples(a, b):
+    return bowl(a, b) + 0.2 * torch.sin(7 * a)
 
 
-def test_every_point_is_the_loss_at_its_coordinates():
-    p = problem(dtype=torch.float64)
-    d = rules.random(p, seed=0)
-    frame = landscape(p, directions="random", points=5, span=0.7)
-    losses = frame[frame.metric == "loss"]
-    assert sorted(zip(losses.x, losses.y, strict=True)) == sorted(
-        itertools.product(axis(5, 0.7), repeat=2)
+def points(table):
+    return table[(table["metric"] == "loss")][["x", "y", "value"]].to_numpy(float)
+
+
+@pytest.mark.parametrize(("height", "count"), [(bowl, 137), (waves, 1681)])
+def test_the_grid_is_as_fine_as_the_surface_asks_for(height, count):
+    table = fldiag.diagnose(problem(height), "landscape", k=2)
+    rows = points(table)
+    assert len(rows) == count == len(np.unique(rows[:, :2].round(9), axis=0))
+    assert np.isin(rows[:, :2].round(9), AXIS.round(9)).all()
+    if height is bowl:  # the first eigenvector is the axis of b
+        values = height(*torch.from_numpy(rows[:, [1, 0]]).T).numpy()
+        np.testing.assert_allclose(rows[:, 2], values, rtol=1e-6)
+    misses = table[table["metric"] == "interpolation_error"]["value"]
+    assert len(misses) == (count < 1681) and (misses <= room.RTOL).all()
+
+
+def test_the_stated_miss_is_that_of_the_spline():
+    table = fldiag.diagnose(problem(ripples), "landscape", k=2)
+    (grid,) = room.surfaces(table)
+    fine = RectBivariateSpline(grid.axis, grid.axis, grid.losses)
+    rows = points(table)
+    misses = np.abs(fine.ev(rows[:, 1], rows[:, 0]) - rows[:, 2]).max() / np.ptp(grid.losses)
+    stated = float(table[table["metric"] == "interpolation_error"]["value"].iloc[0])
+    assert misses == pytest.approx(stated, rel=1e-6) and stated > 0
+
+
+def test_a_loss_that_overflows_is_evaluated_everywhere():
+    table = fldiag.diagnose(
+        problem(lambda a, b: bowl(a, b) + torch.exp(2000 * a - 1000)), "landscape", k=2
     )
-    for row in losses.sample(8, random_state=0).itertuples():
-        value, stderr = p.loss(p.w + row.x * d.d1 + row.y * d.d2)
-        assert (row.value, row.stderr) == (
-            pytest.approx(value, rel=1e-12),
-            pytest.approx(stderr, rel=1e-9),
-        )
-    assert not np.allclose(
-        surface(frame), surface(frame).T
-    )  # x and y are not exchanged by accident
+    assert len(points(table)) == 1681 and not np.isfinite(points(table)).all()
+    assert isinstance(fldiag.draw(table), Figure)
 
 
-def test_T_L_2_second_difference_along_each_axis_is_the_eigenvalue():
-    p, h = problem(dtype=torch.float64, bend=nn.Tanh), 1e-3  # no kinks within the step
-    frame = landscape(p, points=3, span=h, tol=1e-8)
-    z, values = surface(frame), frame[frame.metric == "eigenvalue"].value.to_numpy()
-    assert len(values) == 5
-    assert (z[1, 0] - 2 * z[1, 1] + z[1, 2]) / h**2 == pytest.approx(values[0], rel=1e-4)
-    assert (z[0, 1] - 2 * z[1, 1] + z[2, 1]) / h**2 == pytest.approx(values[1], rel=1e-4)
-    assert (z[2, 2] - z[2, 0] - z[0, 2] + z[0, 0]) / (4 * h**2) == pytest.approx(
-        0, abs=1e-4 * values[0]
-    )
+def test_the_plane_through_three_models():
+    places = [(0.0, 0.0), (0.6, 0.0), (0.3, 0.4)]
+    problems = [problem(bowl, w, name=str(i)) for i, w in enumerate(places)]
+    table = fldiag.diagnose(problems, "landscape", directions="plane")
+    models = table[table["metric"] == "point"].sort_values("index")
+    np.testing.assert_allclose(models[["x", "y"]].to_numpy(float), places, atol=1e-12)
+    losses = [float(bowl(*torch.tensor(w))) for w in places]
+    np.testing.assert_allclose(models["value"].to_numpy(float), losses, rtol=1e-6)
+    assert points(table)[:, :2].max() == pytest.approx(1.25 * 0.6)
+    with pytest.raises(fldiag.FldiagError, match="on one line"):
+        line = [problem(bowl, (t, t)) for t in (0.0, 0.1, 0.2)]
+        fldiag.diagnose(line, "landscape", directions="plane")
 
 
-def test_table_with_spectrum_rows():
-    p = problem(labels={"method": "fedavg", "round": 7})
-    frame = check(landscape(p, points=3))
-    assert frame.metric.value_counts().to_dict() == {
-        "loss": 9,
-        "eigenvalue": 5,
-        "eigenvalue_ratio": 1,
-        "accuracy": 1,
-    }
-    assert set(frame.run) == {"a"} and set(frame["round"]) == {7} and set(frame.n_examples) == {30}
-    eigen = frame[frame.metric == "eigenvalue"]
-    assert eigen.value.tolist() == eigenpairs(p, 5).values.tolist() and eigen.residual.notna().all()
-    assert frame[frame.metric == "eigenvalue_ratio"]["index"].item() == 5
+def test_the_principal_axes_of_a_trajectory():
+    rng = np.random.default_rng(0)
+    way = np.cumsum(rng.normal(size=(6, 2)), 0) * [0.3, 0.1]
+    problems = [problem(bowl, tuple(w), labels={"round": i}) for i, w in enumerate(way)]
+    table = fldiag.diagnose(problems[::-1], "landscape", directions="pca")
+    _, sizes, axes = np.linalg.svd(way - way.mean(0))
+    shares = table[table["metric"] == "explained_variance"]["value"].to_numpy(float)
+    np.testing.assert_allclose(shares, sizes**2 / (sizes**2).sum(), rtol=1e-9)
+    places = table[table["metric"] == "trajectory"].sort_values("index")
+    assert places["round"].tolist() == list(range(6))
+    expected = (way - way[-1]) @ axes.T
+    expected *= np.sign(expected[0])
+    np.testing.assert_allclose(places[["x", "y"]].to_numpy(float), expected, atol=1e-9)
+    away = table[table["metric"] == "projection_error"]["value"].astype(float)
+    assert away.max() < 1e-12
 
 
-def test_an_overflowing_corner_is_recorded_not_hidden():
-    p = problem(labels={})
-    frame = landscape(p, directions="random", points=3, span=1e30)
-    z = surface(frame)
-    assert not np.isfinite(z).all() and z[1, 1] == p.loss()[0]
+def test_two_of_a_trajectory_are_refused():
+    with pytest.raises(fldiag.FldiagError, match="at least three"):
+        fldiag.diagnose([problem(bowl), problem(bowl, (1.0, 0.0))], "landscape", directions="pca")
 
 
-def test_wrong_use_is_explained():
-    for points in (4, 40):
-        with pytest.raises(FldiagError, match="odd number"):
-            landscape(problem(), points=points)
-    with pytest.raises(FldiagError, match="three checkpoints"):
-        landscape(problem(), directions="plane", points=3)
-    one = Problem(
-        nn.Linear(1, 1, bias=False),
-        lambda z, y: z.square().mean(),
-        (torch.ones(2, 1), torch.ones(2)),
-    )
-    with pytest.raises(FldiagError, match="one parameter"):
-        landscape(one, points=3)
-    with pytest.raises(FldiagError, match="one eigenvector"):
-        rules.eigen(problem(), k=5, tol=1e-3, max_products=1, seed=0)
-
-
-# -- directions
-
-
-def test_random_directions_have_the_filter_norms_of_the_weights_and_no_biases():
-    p = problem()
-    d = rules.random(p, seed=3)
-    for direction in (d.d1, d.d2):
-        for name, t in p.layout.views(direction).items():
-            weights = p.layout.views(p.w.double())[name]
-            if t.ndim < 2:
-                assert not t.any()
-            else:
-                assert torch.allclose(t.flatten(1).norm(dim=1), weights.flatten(1).norm(dim=1))
-    assert abs(float(d.d1 @ d.d2)) < 0.5 * float(d.d1.norm() * d.d2.norm())
-    assert torch.equal(d.d1, rules.random(p, seed=3).d1) and not torch.equal(
-        d.d1, rules.random(p, seed=4).d1
-    )
-
-
-def test_random_directions_scale_with_the_weights():
-    small, large = rules.random(problem(), seed=0), rules.random(problem(10.0), seed=0)
-    assert torch.allclose(10 * small.d1, large.d1, rtol=1e-5)
-
-
-def test_plane_passes_through_its_points():
-    p = problem(dtype=torch.float64)
-    g = torch.Generator().manual_seed(0)
-    a, b = (p.w + 0.3 * torch.randn(p.w.shape, dtype=torch.float64, generator=g) for _ in range(2))
-    d = rules.plane(p, [a, p.layout.views(b)])
-    assert torch.allclose(
-        torch.stack([d.d1, d.d2]) @ torch.stack([d.d1, d.d2]).T, torch.eye(2).double(), atol=1e-12
-    )
-    frame = check(landscape([p, p.at(a), p.at(b)], directions="plane", points=3))
-    given = frame[frame.metric == "point"].set_index("index")
-    for i, w in enumerate((p.w, a, b)):
-        assert torch.allclose(p.w + given.x[i] * d.d1 + given.y[i] * d.d2, w, atol=1e-12)
-        assert given.value[i] == pytest.approx(p.loss(w)[0], rel=1e-12)
-    assert frame.x.max() >= 1.2 * given.x.abs().max() and surface(frame)[1, 1] == p.loss()[0]
-
-
-def test_points_have_their_own_buffers_if_they_bring_them_and_say_so():
-    def normed(seed):
-        torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).train()
-        for _ in range(20):
-            net((seed + 1) * torch.randn(40, 4) + seed)
-        return net.eval()
-
-    nets = [normed(i) for i in range(3)]
-    x, y = torch.randn(30, 4), torch.arange(30) % 3
-    p = Problem(nets[0], cross_entropy, (x, y))
-    weights = [torch.cat([t.detach().flatten() for t in n.parameters()]) for n in nets]
-    own = [float(cross_entropy(n(x), y)) for n in nets]
-    fixed = [p.loss(w)[0] for w in weights]
-    assert min(abs(a - b) for a, b in zip(own[1:], fixed[1:], strict=True)) > 0.01
-    for through, expected, kinds in (
-        ([n.state_dict() for n in nets[1:]], own, ["own"] * 3),
-        (weights[1:], fixed, ["own", "fixed", "fixed"]),
-        ([nets[1].state_dict(), weights[2]], [*own[:2], fixed[2]], ["own", "own", "fixed"]),
-    ):
-        given = pd.DataFrame(rules.plane(p, through).rows)
-        assert (
-            given.value.tolist() == pytest.approx(expected, rel=1e-5)
-            and given.buffers.tolist() == kinds
-        )
-    assert "buffers" not in pd.DataFrame(
-        rules.plane(problem(), [problem().w + 1, problem(2.0).w]).rows
-    )
-
-
-def test_points_on_a_line_span_no_plane():
-    p = problem()
-    step = torch.ones_like(p.w)
-    for through in ([p.w + step, p.w - 2 * step], [p.w, p.w + step], [p.w + step, p.w]):
-        with pytest.raises(FldiagError, match="one line"):
-            rules.plane(p, through)
-
-
-# -- progress
-
-
-def test_progress_counts_the_points():
-    shares, texts = [], []
-    fldiag.diagnose(
-        problem(),
-        "landscape",
-        progress=lambda done, total, text: (shares.append(done / total), texts.append(text)),
-        directions="random",
-        points=5,
-    )
-    assert shares == sorted(shares)
-    assert list(dict.fromkeys(texts))[-13:] == [
-        *(f"points {i} to {i + 1}" for i in range(1, 25, 2)),
-        "points 25 to 25",
+def both():
+    tables = [
+        fldiag.diagnose(problem(height, name=name), "landscape", k=2)
+        for name, height in (("low", bowl), ("high", lambda a, b: 2 * bowl(a, b)))
     ]
+    return pd.concat(tables)
 
 
-# -- provenance
+def test_the_picture_has_one_scale_and_the_numbers_of_the_table():
+    table = both()
+    fig = fldiag.draw(table)
+    above = [ax for ax in fig.axes if ax.name == "3d"]
+    assert len(above) == 2 and above[0].get_zlim() == above[1].get_zlim()
+    texts = " ".join(t.get_text() for t in fig.texts)
+    assert "low" in texts and "λ₁ = 10" in texts and "λ₁ = 20" in texts and "λ₁/λ₂ = 1.67" in texts
+    page = room.page(table)
+    assert len(page.charts) == 2 and "λ₁ = 20" in page.charts[1].caption
 
 
-def test_digests_separate_what_differs_and_join_what_is_equal():
-    t = torch.arange(4.0)
-    things = [
-        t,
-        t.double(),
-        t.reshape(2, 2),
-        t.bfloat16(),
-        t.numpy().tolist(),
-        "0",
-        0,
-        0.0,
-        None,
-        False,
-        [],
-        {},
-        [[1], 2],
-        [1, [2]],
-        {"a": 1},
-        b"a",
-        "a",
-    ]
-    assert len({digest(x) for x in things}) == len(things)
-    assert digest({"a": 1, "b": t}) == digest({"b": t.clone(), "a": 1}) and digest(t) == digest(
-        t.numpy()
-    )
-    assert digest("a", "b") != digest("ab") and len(digest()) == 64
-    with pytest.raises(FldiagError, match="cannot digest"):
-        digest(object())
-
-
-def test_provenance_names_versions_precision_and_place():
-    found = provenance(dtype=torch.float64, device="cpu", seed=3, slice="train")
-    assert (
-        found["torch"] == torch.__version__ and found["dtype"] == "float64" and found["seed"] == 3
-    )
-    assert (
-        found["device"] == found["device_name"] == "cpu"
-        and found["threads"] == torch.get_num_threads()
-    )
-    assert found["slice"] == "train" and found["fldiag"]
+def test_a_surface_with_exploding_corners_ends_along_a_level_line():
+    """No vertex of it is above the end of the colours, and its edge is at it."""
+    corner = problem(lambda a, b: 20 + bowl(a, b) + torch.exp(25 * (a + b - 1.8)))
+    rows = fldiag.diagnose(corner, "landscape", k=2)
+    grids = room.surfaces(rows)
+    scale = room.Scale.of(grids)
+    assert scale.is_cut and not scale.is_log
+    (mesh,) = [c for ax in fldiag.draw(rows).axes if ax.name == "3d" for c in ax.collections]
+    heights = np.array(mesh._faces)[..., 2]
+    assert np.nanmax(heights) == pytest.approx(scale.high)

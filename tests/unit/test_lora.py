@@ -15,7 +15,7 @@ import fldiag
 from fldiag import models
 from fldiag.diagnostics.lora.measure import effective_rank, of_layer, procrustes, row_space
 from fldiag.errors import FldiagError
-from fldiag.models import frozen
+from fldiag.models import lora
 from fldiag.models.lora import adapters, with_adapters
 
 EYE = torch.eye(6, dtype=torch.float64)
@@ -147,14 +147,14 @@ def test_an_adapted_model_begins_as_its_base_and_holds_the_adapters_alone(name, 
     )
     x = helpers.inputs(plain, 5, *shape)
     with torch.no_grad():
-        base = frozen.weights(made)
+        base = lora.frozen_weights(made)
         assert not base.keys() & {n for n, _ in (*made.named_parameters(), *made.named_buffers())}
         head = "head" if name == "sl_vit" else "classifier"
         assert {
             n.rpartition(".")[2] for n, _ in made.named_parameters() if not n.startswith(head)
         } == {"A", "B"}
         getattr(made, head).load_state_dict(getattr(plain, head).state_dict())
-        frozen.load(
+        lora.load_frozen(
             made, {n: dict(plain.named_parameters())[n.replace(".base.", ".")] for n in base}
         )
         torch.testing.assert_close(made(x), plain(x), rtol=0, atol=0)
@@ -169,15 +169,15 @@ def test_an_adapted_model_begins_as_its_base_and_holds_the_adapters_alone(name, 
         for n, p in trained.items():
             weights[n].copy_(p)
         torch.testing.assert_close(plain(x), double(x))
-        assert all(t.dtype == torch.float64 for t in frozen.weights(double).values())
+        assert all(t.dtype == torch.float64 for t in lora.frozen_weights(double).values())
 
 
 def test_frozen_weights_go_where_their_module_goes():
     made = models.build("mlp", (6,), 3, {"lora_rank": 2})
     for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         other.double()
-        assert {t.dtype for t in frozen.weights(other).values()} == {torch.float64}
-    assert {t.dtype for t in frozen.weights(made).values()} == {torch.float32}
+        assert {t.dtype for t in lora.frozen_weights(other).values()} == {torch.float64}
+    assert {t.dtype for t in lora.frozen_weights(made).values()} == {torch.float32}
 
 
 def test_the_recorder_keeps_what_is_trained(tmp_path):
@@ -206,8 +206,9 @@ def test_the_recorder_keeps_what_is_trained(tmp_path):
     problem = fldiag.Problem(
         ends[0], nn.functional.cross_entropy, (data.train_x, data.train_y), trainable=True
     )
-    for name in ("trace", "diagonal"):
-        ours, theirs = (fldiag.diagnose(target, name)["value"].iloc[0] for target in (run, problem))
+    tables = [fldiag.diagnose(target, "spectrum", k=1, trace=True) for target in (run, problem)]
+    for name in ("trace", "diagonal_norm"):
+        ours, theirs = (t[t["metric"] == name]["value"].iloc[0] for t in tables)
         assert ours == pytest.approx(theirs, rel=1e-3)
 
 
@@ -236,7 +237,7 @@ def test_a_run_holds_its_base_once_and_adapters_in_every_round(run):
     assert run.checkpoint().clients.shape[1] == sum(t.numel() for t in state.values())
     assert "base.safetensors" in run.index["files"]
     start, end = (
-        fldiag.diagnose(run.checkpoint(r), "trace", seed=0)["value"].iloc[0] for r in (1, 3)
+        fldiag.diagnose(run.checkpoint(r), "spectrum", seed=0)["value"].iloc[0] for r in (1, 3)
     )
     assert start != end
 
@@ -244,14 +245,16 @@ def test_a_run_holds_its_base_once_and_adapters_in_every_round(run):
 def test_adapters_without_their_base_are_not_guessed(run, tmp_path):
     alone = tmp_path / "mailed.pt"
     alone.write_bytes((run.path / "rounds" / "0003.pt").read_bytes())
-    assert len(fldiag.diagnose(fldiag.load(alone), "trace")), "the seed makes the same base again"
+    assert len(fldiag.diagnose(fldiag.load(alone), "spectrum")), (
+        "the seed makes the same base again"
+    )
     manifest = {**run.checkpoint().manifest, "seed": 6}
     other = fldiag.load(alone)
     other = type(other)(alone, other.state, manifest, other.received, other.clients)
     with pytest.raises(
         FldiagError, match=r"holds adapters, and the frozen weights beneath them .* are not here"
     ):
-        fldiag.diagnose(other, "trace")
+        fldiag.diagnose(other, "spectrum")
     inside = type(other)(
         run.path / "rounds" / "0003.pt", other.state, manifest, other.received, other.clients
     )

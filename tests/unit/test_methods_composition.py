@@ -35,9 +35,8 @@ def test_a_registered_method_without_a_part_that_another_needs_is_refused(case):
         if lost:
             with pytest.raises(
                 FldiagError, match=r"needs .*, which no other part of the method sends"
-            ) as caught:
+            ):
                 Method(*rest)
-            assert type(part).__name__ in caught.value.remedy
         else:
             Method(*rest)
 
@@ -49,14 +48,14 @@ def test_a_registered_method_without_a_part_that_another_needs_is_refused(case):
         (lambda: ClientMomentum(0.1), GlobalUpdate("plain", True), "delta"),
     ],
 )
-def test_the_error_names_the_part_what_it_lacks_and_the_partner(part, partner, name):
+def test_the_error_names_the_part_and_what_it_lacks(part, partner, name):
     with pytest.raises(FldiagError) as caught:
         Method(part())
     assert caught.value.what == (
         f"{type(part()).__name__} needs {name!r}, which no other part of the method sends, uploads or "
         "keeps for it"
     )
-    assert caught.value.remedy == f"compose it with {type(partner).__name__}"
+    assert f"a part that has {name!r} in sent" in caught.value.remedy
     assert len(Method(part(), partner).parts) == len(Method(partner, part()).parts) == 2
 
 
@@ -74,16 +73,6 @@ def test_a_part_cannot_be_its_own_partner():
 
     with pytest.raises(FldiagError, match="no other part"):
         Method(Narcissus())
-
-
-def test_a_need_that_no_known_part_meets_says_how_it_would_be_met():
-    class Lonely(Part):
-        needs = ("nobody_has_this",)
-
-    with pytest.raises(
-        FldiagError, match="a part that has 'nobody_has_this' in sent, uploaded or provides"
-    ):
-        Method(Lonely())
 
 
 class Watched(dict):

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from helpers import classification, close, config, federation, play, quadratics, terms
+from helpers import classification, close, config, federation, play, quadratics
 from torch import nn
 from torch.nn import functional as F
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.parts import ensemble
-from fldiag.parts.ensemble import confidence, confident, confident_official, divergence, mean
+from fldiag.parts.ensemble import confidence, confident, confident_official, mean
 from fldiag.seeding import torch_rng
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
@@ -66,45 +65,7 @@ def logits(seed, shape=(4, 9, 5)):
 # --- the divergence
 
 
-@pytest.mark.parametrize(
-    ("tau", "direction"),
-    [(1.0, "teacher_student"), (3.0, "teacher_student"), (3.0, "student_teacher")],
-)
-def test_the_divergence_is_its_definition(tau, direction):
-    teacher, student = logits(0), logits(1)
-    p, q = (
-        np.exp(z.numpy() / tau) / np.exp(z.numpy() / tau).sum(-1, keepdims=True)
-        for z in (teacher, student)
-    )
-    p, q = (q, p) if direction == "student_teacher" else (p, q)
-    np.testing.assert_allclose(
-        divergence(teacher, student, tau, direction), (p * np.log(p / q)).sum(-1), atol=1e-13
-    )
-
-
-@pytest.mark.parametrize("direction", ["teacher_student", "student_teacher"])
-def test_T_DF_3_it_is_zero_for_equal_probabilities_and_positive_else(direction):
-    z = logits(0)
-    shifted = divergence(z, z + logits(2, (4, 9, 1)), 3.0, direction)  # a shift changes no softmax
-    close(shifted, torch.zeros_like(shifted), terms=5, size=1)
-    assert float(divergence(z, logits(1), 3.0, direction).min()) > 1e-3
-
-
 # --- FedDF
-
-
-@pytest.mark.parametrize("method", ["feddf", "fedet"])
-def test_T_DF_1_no_epochs_asks_for_no_data(method):
-    assert torch.equal(end(method, {"epochs": 0}, public=None), end("fedavg"))
-
-
-@pytest.mark.parametrize("method", ["feddf", "fedet"])
-def test_T_DF_2_a_single_client_teaches_itself_nothing(method):
-    options = {**STRONG, "lr": 0.5, "optimizer": "sgd", "epochs": 2}
-    [(seen, _)] = play(made := build(method, options, per_round=1))
-    assert float((made.w - seen.rows[0]).abs().max()) <= 1e-13
-    [(seen, _)] = play(made := build(method, options))
-    assert float((made.w - seen.mean(seen.rows, seen.p)).abs().max()) > 1e-4
 
 
 def torch_student(made, seen, options, buffers):
@@ -191,36 +152,7 @@ def averaged_buffers(seen):
     }
 
 
-def test_stacked_forwards_are_those_of_one_client_after_another(monkeypatch):
-    made = build("feddf", {"epochs": 0})
-    [(seen, _)] = play(made)
-    monkeypatch.setattr(ensemble, "BATCH", 7)
-    stacked = torch.cat(list(ensemble.client_logits(seen)), 1)
-    monkeypatch.setattr(ensemble, "STACK", 1)
-    single = torch.cat(list(ensemble.client_logits(seen)), 1)
-    assert stacked.shape == (3, 23, 3)
-    close(stacked, single, terms=terms(made.setup.module))
-    close(stacked.mean(0), mean_of_clients(made, seen), terms=terms(made.setup.module))
-
-
-@pytest.mark.parametrize("method", ["feddf", "fedet"])
-def test_the_order_of_the_public_minibatches_is_its_own(method):
-    """Clients of the first round are those of FedAvg, and the second round draws another order."""
-    plain, ours = build("fedavg"), build(method, STRONG)
-    [(a, _)], [(b, _)] = play(plain), play(ours)
-    assert torch.equal(a.rows, b.rows)
-    assert not torch.equal(plain.w, ours.w)
-    assert not torch.equal(
-        *(torch.randperm(23, generator=torch_rng(0, "distillation", t)) for t in (0, 1))
-    )
-
-
 # --- FedET
-
-
-def test_T_ET_1_clients_that_agree_are_their_own_teacher():
-    z = logits(0, (1, 9, 5))
-    close(confident(z.expand(4, -1, -1)), z[0], terms=4)
 
 
 def test_T_ET_2_weights_sum_to_one_and_follow_the_variance_over_classes():
@@ -249,26 +181,6 @@ def test_the_released_code_weighs_by_the_variance_over_examples_and_sums():
     )
 
 
-@pytest.mark.parametrize("official", [False, True])
-def test_fedet_distils_from_its_own_teacher(official, monkeypatch):
-    monkeypatch.setattr(ensemble, "BATCH", 7)  # several blocks
-    made = build("fedet", {**STRONG, "official_p3": official})
-    part = made.setup.method.parts[0]
-    [(seen, _)] = play(made)
-    z = torch.cat(list(ensemble.client_logits(seen)), 1)
-    assert torch.allclose(
-        seen.memo[part.teacher], (confident_official if official else confident)(z), rtol=1e-13
-    )
-    assert part.weight_decay == (5e-5 if official else 0.0)
-    assert (
-        registry.method.get("fedet")
-        .build(official_p3=official, weight_decay=0.1)
-        .parts[0]
-        .weight_decay
-        == 0.1
-    )
-
-
 # --- refusals
 
 
@@ -276,9 +188,8 @@ def test_fedet_distils_from_its_own_teacher(official, monkeypatch):
 def test_without_public_data_the_remedy_is_named(method):
     with pytest.raises(FldiagError) as error:
         build(method, public=None)
-    assert f"method {method!r} distils on unlabelled public inputs" in str(error.value)
-    assert "--set data.public=cifar100" in str(error.value)
-    assert "data.public=holdout:200" in str(error.value)
+    assert f"method {method!r} distils on public inputs" in str(error.value)
+    assert "holdout:200" in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["feddf", "fedet", "fedproj"])
@@ -304,7 +215,7 @@ def test_batch_norm_cannot_learn_from_one_example(method, options):
 
 @pytest.mark.parametrize("method", ["feddf", "fedet", "fedproj"])
 def test_batch_norm_cannot_learn_from_one_public_input(method):
-    with pytest.raises(FldiagError, match=r"one public input.*data\.public_size"):
+    with pytest.raises(FldiagError, match="or one, for batch-norm"):
         build(method, module=batch_norm_net(), public=PUBLIC[:1])
     build(method, public=PUBLIC[:1])
     build("fedavg", module=batch_norm_net(), public=PUBLIC[:1])

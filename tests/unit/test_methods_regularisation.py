@@ -1,18 +1,16 @@
 """Mixup, FedRCL and stochastic depth against their definitions, written out example by example."""
 
 import math
-import types
 
 import numpy as np
 import pytest
 import torch
-from helpers import classification, close, config, federation, final, images, quadratics
+from helpers import classification, config, final, quadratics
 from torch import nn
 from torch.nn import functional as F
 
 from fldiag import FldiagError, models
 from fldiag.local import Local
-from fldiag.method import Part
 from fldiag.models.network import Network
 from fldiag.params import flatten
 from fldiag.parts.augmentation import MixedExamples
@@ -125,38 +123,6 @@ def test_the_share_has_the_moments_of_its_distribution():
     assert np.var(shares) == pytest.approx(1 / (4 * 1.2), abs=0.02)  # Beta(g, g): 1 / (4 (2 g + 1))
 
 
-def test_T_MIX_1_no_mixing_draws_nothing():
-    step = step_of(mlp(), normal(1, 2, 6), torch.tensor([[0, 1]]))
-    part, x = MixedExamples(0.0), step.x
-    part.begin(step.local)
-    part.batch(step)
-    assert step.x is x
-    assert not step.local.memo
-
-
-def test_minibatches_of_one_example_have_nothing_to_mix():
-    data = classification((5, 4, 3))
-    mixed, plain = (final(config(name, batch_size=1), data) for name in ("mixup", "fedavg"))
-    torch.testing.assert_close(mixed, plain, rtol=1e-9, atol=1e-12)
-    assert not torch.allclose(final(config("mixup"), data), final(config(), data), rtol=1e-3)
-
-
-def test_the_order_of_the_data_does_not_depend_on_mixing():
-    seen = []
-
-    class Watch(Part):
-        def batch(self, step):
-            seen.append(step.index.clone())
-
-    for method in ("fedavg", "mixup"):
-        made = federation(config(method, rounds=1, per_round=1), classification(UNEQUAL))
-        made.setup.method.parts = (*made.setup.method.parts, Watch())
-        made.setup.train(made.setup.cohorts(0, [0], made.w, {}, {}, {})[0])
-    half = len(seen) // 2
-    assert half == 6
-    assert all(torch.equal(a, b) for a, b in zip(seen[:half], seen[half:], strict=True))
-
-
 # --- FedRCL
 
 
@@ -184,38 +150,6 @@ def naive_rcl(z, y, attract, penalty, tau, threshold):
     return total / len(z)
 
 
-LABELS = torch.tensor(
-    [[0, 0, 1, 1, 2, 0, 0], [1, 1, 1, 0, 0, 0, 1]]
-)  # class 2: a single example; row 1: four examples
-REAL = torch.tensor([[1 / 7] * 7, [1 / 4] * 4 + [0.0] * 3], dtype=torch.float64)
-
-
-def relaxed(part, z, y, weight=None, maps=None):
-    """The part's loss [k] for representations z [k, B, d]."""
-    step = types.SimpleNamespace(
-        y=y, weight=weight, mean=lambda v: v.mean(1) if weight is None else (v * weight).sum(1)
-    )
-    return part.loss(step, types.SimpleNamespace(features=z, maps=maps, leaf=z))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [(1.0, 1.0, 0.05, 0.7), (1.0, 0.0, 0.5, 0.7), (0.0, 2.0, 0.5, -0.2), (0.3, 1.0, 0.2, 0.1)],
-)
-def test_the_relaxed_contrast_is_its_definition_and_padding_stays_out(options):
-    z = (normal(2, 7, 4) + 0.8).requires_grad_()  # similar enough that the threshold parts them
-    ours = relaxed(RelaxedContrast(*options), z, LABELS, REAL)
-    theirs = torch.stack(
-        [naive_rcl(z[0], LABELS[0], *options), naive_rcl(z[1, :4], LABELS[1, :4], *options)]
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
-    weights = torch.tensor([1.0, 0.7], dtype=torch.float64)
-    gradients = [torch.autograd.grad((v * weights).sum(), z)[0] for v in (ours, theirs)]
-    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-13)
-    assert float(gradients[0].abs().max()) > 1e-4
-    assert not gradients[0][1, 4:].any()
-
-
 def test_the_levels_of_a_residual_net_are_its_maps_before_relu():
     x, y = normal(1, 6, 1, 8, 8), torch.tensor([[0, 0, 1, 1, 2, 0]])
     module = models.build("small_resnet", (1, 8, 8), 4, seed=1)
@@ -229,41 +163,6 @@ def test_the_levels_of_a_residual_net_are_its_maps_before_relu():
     )
     torch.testing.assert_close(ours, before[None], rtol=1e-8, atol=1e-12)
     assert not torch.allclose(before, after, rtol=1e-2)
-
-
-@pytest.mark.parametrize("tau", [0.05, 1.0])
-def test_T_RCL_2_an_unreachable_threshold_leaves_a_constant(tau):
-    z = normal(2, 7, 4).requires_grad_()
-    loss = relaxed(RelaxedContrast(0.0, 1.0, tau, 1.1), z, LABELS)
-    torch.testing.assert_close(loss, torch.full_like(loss, math.log1p(math.exp(-2 / tau))))
-    assert not torch.autograd.grad(loss.sum(), z)[0].any()
-
-
-def test_T_RCL_3_a_batch_of_one_class_has_no_negatives():
-    z = normal(2, 7, 4).requires_grad_()
-    loss = relaxed(RelaxedContrast(1.0, 0.0, 0.05, 0.7), z, torch.ones(2, 7, dtype=torch.long))
-    assert not loss.any()
-    assert not torch.autograd.grad(loss.sum(), z)[0].any()
-
-
-def test_one_example_is_no_contrast():
-    z = normal(1, 1, 4).requires_grad_()
-    loss = relaxed(RelaxedContrast(1.0, 1.0, 0.05, 0.7), z, torch.zeros(1, 1, dtype=torch.long))
-    close(loss.item(), 0.0, terms=4, size=1 / 0.05)
-    assert torch.autograd.grad(loss.sum(), z)[0].isfinite().all()
-
-
-def test_a_dead_representation_is_similar_to_itself_only():
-    z = torch.cat([torch.zeros(1, 1, 4, dtype=torch.float64), normal(1, 2, 4)], 1).requires_grad_()
-    part = RelaxedContrast(1.0, 0.0, 0.5, 0.7)
-    assert float(
-        part.term(z, torch.tensor([[0, 1, 1]]), torch.ones(1, 3, dtype=torch.bool))[0, 0].detach()
-    ) == pytest.approx(math.log(1 + 2 * math.exp(-1 / 0.5)))
-    assert (
-        torch.autograd.grad(relaxed(part, z, torch.tensor([[0, 1, 1]])).sum(), z)[0]
-        .isfinite()
-        .all()
-    )
 
 
 class Bare(nn.Module):
@@ -290,17 +189,6 @@ def test_fedrcl_refuses_what_it_cannot_contrast():
 
 
 # --- Stochastic depth
-
-
-@pytest.mark.parametrize(
-    ("rule", "keep"), [("code", [1.0, 0.8, 0.6]), ("paper", [1 - 0.4 / 3, 1 - 0.8 / 3, 0.6])]
-)
-def test_the_options_reach_the_model(rule, keep):
-    chosen = config("stochdepth", {"keep_last": 0.6, "keep_rule": rule}, **RESNET)
-    assert chosen.model.options == {"keep_last": 0.6, "keep_rule": rule}
-    data, parts = images(UNEQUAL)
-    module = Setup(chosen, dataset=data, parts=parts).network.module
-    assert [m.keep for m in module.modules() if hasattr(m, "keep")] == pytest.approx(keep)
 
 
 def test_stochastic_depth_asks_for_a_model_that_has_blocks():

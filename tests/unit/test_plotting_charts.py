@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
-from fldiag.diagnostics.spectrum import picture as spectrum
+from fldiag.diagnostics import spectrum
 from fldiag.errors import FldiagError
 from fldiag.plotting import partition, style
 from fldiag.results.table import table

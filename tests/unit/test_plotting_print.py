@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from matplotlib.text import Text
 
-from fldiag.diagnostics.landscape import picture as landscape
+from fldiag.diagnostics import landscape
 from fldiag.plotting import sheet, style
 from fldiag.results.table import table
 

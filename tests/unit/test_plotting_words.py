@@ -1,11 +1,11 @@
 """Display names: one for every registered method, and only where a word is a method's name."""
 
-from fldiag import known
+from fldiag import catalogue
 from fldiag.plotting import style, words
 
 
 def test_every_method_has_a_display_name_and_no_name_is_invented():
-    assert set(words.METHODS) == set(known.built_in()["methods"])
+    assert set(words.METHODS) == set(catalogue("methods"))
     assert len(set(words.METHODS.values())) == len(words.METHODS)
 
 

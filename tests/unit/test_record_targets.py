@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -117,20 +116,6 @@ def test_a_data_set_of_fldiag_is_kept_with_what_is_done_to_its_pixels(tmp_path):
         rec.round(received=net, clients={0: net, 1: net}, aggregated=net)
     history = History.of(fldiag.load(tmp_path / "run"), model=net)
     assert history.dataset.fingerprint() == data.fingerprint()
-
-
-def test_targets_that_are_no_classes_are_said_to_be_none_in_the_file(tmp_path):
-    arrays = {"train_images": X.numpy(), "test_images": X.numpy()[:5]}
-    y = X[:, :2].numpy()
-    path = tmp_path / "numbers.npz"
-    np.savez(path, **arrays, train_labels=y, test_labels=y[:5], targets="numbers")
-    assert fldiag.data.load(f"npz:{path}").train_y.equal(X[:, :2])
-    np.savez(path, **arrays, train_labels=y, test_labels=y[:5])
-    with pytest.raises(FldiagError, match="one whole number per input"):
-        fldiag.data.load(f"npz:{path}")
-    np.savez(path, **arrays, train_labels=y, test_labels=y[:5], targets="positions")
-    with pytest.raises(FldiagError, match="said to be positions"):
-        fldiag.data.load(f"npz:{path}")
 
 
 def test_several_labels_of_an_example_are_no_labels_of_positions(tmp_path):

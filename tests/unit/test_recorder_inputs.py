@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_
 
 import fldiag
 from fldiag import FldiagError, models
-from fldiag.data.arrays import Packed
 from fldiag.runs.in_memory import dataset_of, with_packed_inputs
+from fldiag.runs.packed import Packed
 
 N, T, D, V = 30, 5, 3, 9
 torch.manual_seed(0)
@@ -460,7 +460,7 @@ def test_counts_are_no_classes_and_the_remedy_works(tmp_path):
             )
             for r in (1, 2)
         ],
-        "connectivity",
+        "paths",
         points=3,
         loss=loss,
     )

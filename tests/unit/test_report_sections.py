@@ -48,7 +48,7 @@ def summary(table, options):
 def add():
     """Registers made-up diagnostics, and takes them away again."""
     registry.diagnostic.names()
-    before = dict(registry.diagnostic._entries)
+    before = dict(registry.diagnostic.entries)
 
     def added(name, **declared):
         def bumps(
@@ -61,8 +61,8 @@ def add():
         return registry.diagnostic(name, **declared)(bumps)
 
     yield added
-    registry.diagnostic._entries.clear()
-    registry.diagnostic._entries.update(before)
+    registry.diagnostic.entries.clear()
+    registry.diagnostic.entries.update(before)
 
 
 def bumps(made, **more):
@@ -269,8 +269,7 @@ def asked(tmp_path_factory):
     for name, options in (
         ("landscape", {"points": 3, **small}),
         ("landscape", {"points": 3, "directions": "random", **small}),
-        ("profile", {"points": 5, "directions": "random", **small}),
-        ("landscape", {"directions": "clients", "points": 3, **small}),
+        ("paths", {"points": 5, "directions": "random", **small}),
         ("spectrum", {"k": 2, "density": True, **small}),
         ("spectrum", {"matrix": "ggn", "k": 1, **small}),
         ("trace", small),
@@ -303,13 +302,11 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
         "metrics",
         "landscape",
         "landscape:random",
-        "profile:random",
-        "landscape:clients",
+        "paths:random",
         "spectrum",
         "density",
         "trace",
         "diagonal",
-        "forgetting",
         "account",
         "drift",
         "matching",
@@ -324,7 +321,7 @@ def test_all_that_is_written_is_found_and_shown(asked, tmp_path):
     )
     assert found.notes == []
     text = page(found, tmp_path)
-    for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("profile", 1)):
+    for name, count in (("trace", 1), ("diagonal", 1), ("density", 1), ("paths", 1)):
         shown = part(text, name)
         assert len(pictures(text, shown)) == count, name
         assert ("<table>" in shown) == (name != "density") and "is not" not in shown

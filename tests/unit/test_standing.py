@@ -191,19 +191,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_kinds_of_classification(case):
-    x, y = examples()
-    net, loss, data, guess = CASES[case](x, y)
-    scores = Problem(net, loss, data).scores()
-    z = net(x)["logits"] if isinstance(net, Logits) else net(x)
-    one = z.shape[1] == 1
-    boundary = 0.5 if isinstance(net, nn.Sequential) else 0.0
-    right = (z[:, 0] > boundary) == (y == 0) if one else z.argmax(1) == y
-    assert scores.accuracy == pytest.approx(float(right.float().mean()))
-    assert scores.guess_loss == (None if guess is None else pytest.approx(guess, rel=1e-5))
-
-
 def test_targets_of_sequences_count_one_by_one():
     x, y = sequences(*examples())
     x, y = (
@@ -231,36 +218,9 @@ def test_targets_of_sequences_count_with_a_loss_of_ones_own(loss):
     assert scores.accuracy == pytest.approx(float((sound()(x).argmax(-1) == y).float().mean()))
     assert scores.guess_loss == pytest.approx(math.log(CLASSES), rel=1e-5)
     (text,) = doubts(
-        fldiag.diagnose(Problem(untrained(), loss, (30 * x, y)), "trace", tell=lambda text: None)
+        fldiag.diagnose(Problem(untrained(), loss, (30 * x, y)), "spectrum", tell=lambda text: None)
     )
     assert "loss" in text
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        nn.BCEWithLogitsLoss(),
-        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 3.0, 4.0])),
-        lambda z, y: F.binary_cross_entropy_with_logits(z, y),
-    ],
-    ids=["plain", "weighted", "own"],
-)
-def test_several_labels_an_example_count_one_by_one(loss):
-    x, _ = examples()
-    y = (x > 1.5).float()
-    net = sound()
-    with torch.no_grad():
-        net.bias.fill_(-3.0)
-    good = Problem(net, loss, (x, y))
-    assert good.scores().accuracy == pytest.approx(float(((net(x) > 0) == (y > 0)).float().mean()))
-    assert good.scores().guess_loss == pytest.approx(
-        float(loss(torch.zeros(N, CLASSES), y)), rel=1e-5
-    )
-    assert doubts(fldiag.diagnose(good, "trace", tell=lambda text: None)) == []
-    (text,) = doubts(
-        fldiag.diagnose(Problem(net, loss, (-30 * x, y)), "trace", tell=lambda text: None)
-    )
-    assert "accuracy" in text and "loss" in text
 
 
 def test_a_loss_far_above_a_guess_is_said_where_all_labels_are_alike():
@@ -268,14 +228,14 @@ def test_a_loss_far_above_a_guess_is_said_where_all_labels_are_alike():
     x, y = x[y == 0], y[y == 0]
     (text,) = doubts(
         fldiag.diagnose(
-            Problem(sound(), F.cross_entropy, (-30 * x, y)), "trace", tell=lambda text: None
+            Problem(sound(), F.cross_entropy, (-30 * x, y)), "spectrum", tell=lambda text: None
         )
     )
     assert "loss" in text
     assert (
         doubts(
             fldiag.diagnose(
-                Problem(sound(), F.cross_entropy, (x, y)), "trace", tell=lambda text: None
+                Problem(sound(), F.cross_entropy, (x, y)), "spectrum", tell=lambda text: None
             )
         )
         == []
@@ -455,16 +415,20 @@ def test_a_sound_model_of_rare_cases_is_not_doubted():
         net.weight.copy_(torch.tensor([[0.0], [3.0]]))
         net.bias.copy_(torch.tensor([0.0, -math.log(49) - 4.5]))
     scores = Problem(net, F.cross_entropy, (x, y)).scores()
-    frame = fldiag.diagnose(Problem(net, F.cross_entropy, (x, y)), "trace", tell=lambda text: None)
+    frame = fldiag.diagnose(
+        Problem(net, F.cross_entropy, (x, y)), "spectrum", tell=lambda text: None
+    )
     assert scores.accuracy > 0.97 and doubts(frame) == []
     decayed = Problem(net, F.cross_entropy, (x, y), weight_decay=0.1)
-    assert doubts(fldiag.diagnose(decayed, "trace", tell=lambda text: None)) == []
+    assert doubts(fldiag.diagnose(decayed, "spectrum", tell=lambda text: None)) == []
     constant = nn.Linear(1, 2)
     with torch.no_grad():
         constant.weight.zero_()
         constant.bias.copy_(torch.tensor([math.log(49), 0.0]))
     (text,) = doubts(
-        fldiag.diagnose(Problem(constant, F.cross_entropy, (x, y)), "trace", tell=lambda text: None)
+        fldiag.diagnose(
+            Problem(constant, F.cross_entropy, (x, y)), "spectrum", tell=lambda text: None
+        )
     )
     assert "accuracy 98.0% (a guess gives 98.0%)" in text
 
@@ -572,7 +536,7 @@ def test_the_inputs_are_said_of_every_kind_of_data(tmp_path, monkeypatch):
             {"samples": 30, **more} if isinstance(data, str) and data != "own_data:pair" else more
         )
         (made,) = answer(
-            "trace",
+            "spectrum",
             [fldiag.load("w.pt")],
             {"model": net, "data": data, **options},
             out=tmp_path / "out",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,13 +32,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fldiag
 from fldiag import registry
-from fldiag.execution.worker import threads
 from fldiag.plotting import style, words
-from fldiag.registry import Progress
-from fldiag.results.select import only
-from fldiag.results.table import Row, table
 from fldiag.seeding import numpy_rng
 
+Row = dict[str, Any]
 METHODS = ("fedavg", "feddf", "fedproj")
 SPECIES = ("setosa", "versicolor", "virginica")
 #: Points a side of the grid; how far it reaches beyond the flowers, as a share of their width.
@@ -86,7 +83,10 @@ def train(method: str, lr: float, rounds: int, seed: int) -> list[Tensor]:
             clients={"total": 3, "per_round": 3},
             train={"epochs": 5, "batch_size": 5, "lr": lr, "lr_decay": 1.0, "weight_decay": 0.0},
         )
+        count = torch.get_num_threads()
+        torch.set_num_threads(1)  # steps this small only wait for each other on several
         run = fldiag.train(config, out=Path(folder, "run"), device="cpu")
+        torch.set_num_threads(count)
         if run.status == "diverged":
             what = f"{method} diverged with lr = {lr:g} (seed {seed})"
             raise fldiag.FldiagError(what, usage=True)
@@ -109,12 +109,11 @@ def predict(models: Tensor, x: np.ndarray) -> np.ndarray:
     return torch.stack(classes).numpy()
 
 
-@threads(1)  # steps this small only wait for each other on several
 def run(
     lr: float = 0.01,
     rounds: int = 20,
     seeds: Sequence[int] = range(5),
-    progress: Progress = lambda done, total, text: None,
+    progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> pd.DataFrame:
     """The toy as a table: every seed and method; accuracies are shares of the 150 flowers.
 
@@ -143,8 +142,9 @@ def run(
             for model, grid in zip(MODELS[1:], maps[1:], strict=True):
                 share = (grid != maps[-1]).mean()
                 rows.append({**model, "metric": "region", "value": share, "classes": encode(grid)})
-        tables.append(table(rows, method=method, seed=seed, round=rounds, estimator="exact"))
-    return pd.concat(tables, ignore_index=True)
+        table = pd.DataFrame(rows).assign(method=method, seed=seed, estimator="exact")
+        tables.append(table.fillna({"round": rounds}))
+    return pd.concat(tables, ignore_index=True).convert_dtypes()
 
 
 def _scores(classes: np.ndarray, y: np.ndarray) -> Iterator[Row]:
@@ -184,8 +184,8 @@ def decode(text: str) -> np.ndarray:
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """Means over the seeds after the last round: accuracies of the global models, and means of the clients."""
-    rows = only(table, scope="global", round=table["round"].max(), index=None)
-    rows = rows[rows["metric"] != "region"].fillna({"reference": ""})
+    rows = table.query("scope == 'global' and metric != 'region' and metric != 'class_accuracy'")
+    rows = rows[rows["round"] == rows["round"].max()].fillna({"reference": ""})
     keys = ["moment", "metric", "reference"]
     return rows.pivot_table(index=keys, columns="method", values="value").reset_index()
 
@@ -203,15 +203,16 @@ def draw(table: pd.DataFrame) -> Figure:
     """
     z, y, box = flowers()
     extent: Any = box.T.ravel()
-    seed = only(table, metric="region")["seed"].iloc[0]
-    table = only(table, seed=seed, round=table["round"].max())
+    first = table[table["metric"] == "region"].iloc[0]
+    table = table[(table["seed"] == first["seed"]) & (table["round"] == first["round"])]
     heads = [*(f"client {k}: {name}\n" for k, name in enumerate(SPECIES)), "global model\n"]
     panels = itertools.product(METHODS, MODELS[1:])
     with style.paper():
         fig, axes = style.panels(12, 1.75, 0.2, across=4, least=1, sharex=True, sharey=True)
         for ax, (method, model), head in zip(axes, panels, heads + 8 * [""], strict=True):
-            rows = only(table, method=method)
-            part = only(rows, **{"client": None, **model})
+            is_method = table["method"] == method
+            of_model = pd.Series(model)
+            part = table[is_method & (table[[*model]] == of_model).fillna(False).all(axis=1)]
             fine = np.stack([zoom(mask, 3, order=1) for mask in _blurred(part)]).argmax(0)
             look: dict[str, Any] = {"cmap": ListedColormap(FILLS), "vmin": 0, "vmax": 2}
             look |= {"origin": "lower", "aspect": "auto", "interpolation": "nearest"}
@@ -220,7 +221,7 @@ def draw(table: pd.DataFrame) -> Figure:
             text = f"{100 * share['accuracy']:.1f} % right"
             if "client" in model:
                 text += f", {100 * share['region']:.0f} % differ"
-                shared = _blurred(only(rows, client=None))
+                shared = _blurred(table[is_method & (table["moment"] == "aggregated")])
                 for c in range(3):
                     lead = shared[c] - np.delete(shared, c, 0).max(0)
                     ax.contour(lead, [0], extent=extent, colors="k", linewidths=0.8)
@@ -246,5 +247,5 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _blurred(rows: pd.DataFrame) -> np.ndarray:
     """By how much each class has the points of a model's grid, [3, 200, 200]."""
-    grid = decode(only(rows, metric="region")["classes"].item())
+    grid = decode(rows.loc[rows["metric"] == "region", "classes"].item())
     return np.stack([gaussian_filter(np.where(grid == c, 1.0, 0.0), 1.5) for c in range(3)])

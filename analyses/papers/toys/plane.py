@@ -8,7 +8,7 @@ to w_l*, rho before w_l*, whatever a is. FedProx comes to rest off the line unle
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,11 +25,9 @@ from torch import Tensor, nn
 import fldiag
 from fldiag.data import Dataset
 from fldiag.plotting import style, words
-from fldiag.registry import Progress
-from fldiag.results.select import only
-from fldiag.results.table import Row, table
 from fldiag.training.setup import Setup
 
+Row = dict[str, Any]
 CURVATURES = (0.2, 0.5, 1.0, 3.0)
 W_G: Any = np.array([0.5, -0.4])
 W_L: Any = np.array([3.0, 2.0])
@@ -96,7 +94,7 @@ def run(
     rho: float = 1.5,
     beta: float = 1.0,
     a: Sequence[float] = CURVATURES,
-    progress: Progress = lambda done, total, text: None,
+    progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> pd.DataFrame:
     """The toy as a table: FedSOL (L_p = l2, fixed strength, full model) and FedProx (mu = ``beta``).
 
@@ -143,7 +141,9 @@ def run(
             (ux, uy), (dx, dy) = path[-1] - W_G, W_L - W_G
             angle = math.degrees(math.atan2(abs(dx * uy - dy * ux), dx * ux + dy * uy))
             rows.append({"metric": "angle", "value": angle, "unit": "degrees", **client})
-    return table(rows, round=1, moment="trained", scope="client", estimator="simulated")
+    table = pd.DataFrame(rows).convert_dtypes()
+    table["estimator"] = table["estimator"].fillna("simulated")
+    return table.assign(round=1, moment="trained", scope="client")
 
 
 def _at(metric: str, w: np.ndarray, **labels: Any) -> Row:
@@ -182,7 +182,8 @@ def draw(table: pd.DataFrame) -> Figure:
                     "closed_form": {**CROSS, "markersize": 3.2, "zorder": 3},
                 }
                 for metric, look in looks.items():
-                    places = only(table, method=method, a=a, metric=metric)
+                    is_here = (table["method"] == method) & (table["a"] == a)
+                    places = table[is_here & (table["metric"] == metric)]
                     ax.plot(places["x"], places["y"], **{"color": color, **look})
             # Each name stands beyond its end of the line, away from the paths between the two.
             for point, name, sign in ((W_G, "$w_g$", -1), (W_L, "$w_l^*$", 1)):

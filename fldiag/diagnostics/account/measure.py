@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
-from fldiag.problem.eigenpairs import eigenpairs, rows_of_scores
+from fldiag.execution import workspace
+from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
@@ -63,8 +63,7 @@ def round_rows(
     curved: list[Tensor] = []
     common = {"slice": slice_name, "n_examples": problem.n}
     rows: list[Row] = [
-        {**common, "moment": "received", "scope": "global", **row}
-        for row in rows_of_scores(problem, received)
+        {**common, "moment": "received", "scope": "global", **row} for row in received.rows(problem)
     ]
     for i, (d, base) in enumerate(zip(updates, about, strict=True)):
         workspace().show(i, len(updates), "updates")
@@ -78,7 +77,7 @@ def round_rows(
         curved.append(hessian(d))
         linear, quadratic = float(g @ d), 0.5 * float(d @ curved[-1])
         values = (after - before, linear, quadratic, after - before - linear - quadratic)
-        update_rows = rows_of_scores(problem, scores) if base["scope"] == "global" else []
+        update_rows = scores.rows(problem) if base["scope"] == "global" else []
         update_rows += [
             {"metric": name, "value": v, "estimator": "exact"}
             for name, v in zip(TERMS, values, strict=True)
@@ -92,7 +91,6 @@ def round_rows(
         {**common, "moment": "aggregated", **row}
         for row in _by_client(history.weights(ids), ids, g, updates, curved[-1])
     ]
-    hessian.release()
     return rows + [{**common, **row} for row in _without_each(history, cohort, slice_name)]
 
 

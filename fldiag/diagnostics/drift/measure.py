@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fldiag.choices import Rule, Strength
 from fldiag.diagnostics.drift import divergence
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.params import cosine
 from fldiag.results.means import sample_mean

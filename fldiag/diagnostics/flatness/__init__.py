@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import pandas as pd
 from pydantic import Field
 
-from fldiag.choices import Estimate, Products, Rtol
+from fldiag.choices import Products, Rtol
 from fldiag.diagnostics.flatness.summary import summary
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.registry import diagnostic
 from fldiag.results.table import Row, table
 
@@ -55,13 +55,6 @@ def flatness(
     tol: Annotated[
         float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
     ] = 1e-3,
-    estimate: Annotated[
-        Estimate,
-        Field(
-            description="How traces are computed: auto, exact or hutchinson (estimated "
-            "with random vectors)."
-        ),
-    ] = "auto",
     rtol: Rtol = 0.02,
     max_products: Products = 200,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
@@ -97,7 +90,7 @@ def flatness(
     """
     from fldiag.diagnostics.flatness.one_round import Settings, check_measured, round_rows
 
-    settings = Settings(rho, adaptive_rho, steps, tol, estimate, rtol, max_products, seed)
+    settings = Settings(rho, adaptive_rho, steps, tol, rtol, max_products, seed)
     rounds = sorted({r for r in history.rounds if r % every == 0} | {history.rounds[-1]})
     rows: list[Row] = []
     for record in history.each():

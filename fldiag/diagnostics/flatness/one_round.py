@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from fldiag.choices import Estimate
 from fldiag.diagnostics.flatness.gaps import gaps, means
+from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.losses import noise_floor
-from fldiag.problem.diagonal import diagonal_of
-from fldiag.problem.eigenpairs import eigenpairs, finite_scores, loss_rows
+from fldiag.problem.diagonal import diagonal
+from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
-from fldiag.problem.worst_case import Climb, adaptive_scale, resting, worst_case_row
 from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.runs.pool import Weights
@@ -32,7 +31,6 @@ class Settings:
     adaptive_rho: float
     steps: int
     tol: float
-    estimate: Estimate
     rtol: float
     max_products: int
     seed: int
@@ -111,7 +109,7 @@ def point_flatness(
     try:
         problem = history.problem(weights, examples, str(columns["slice"]))
         rows = [
-            *loss_rows(problem),
+            *problem.centre.rows(problem),
             sharpness(problem, settings.rho),
             adaptive_sharpness(problem, settings),
             lambda_1(problem, settings),
@@ -169,14 +167,15 @@ def sharpness(problem: Problem, rho: float) -> Row:
             "note": f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})",
         }
     up = problem.w.double() + rho / size * g
-    at_w, at_step = finite_scores(problem), problem.losses(up)
+    at_w, scores = problem.centre, problem.scores(up)
+    at_step = scores.each
     before = at_w.loss
     if at_w.each is None or at_step is None:
-        after = problem.loss(up)[0]
+        after = scores.loss
         change, stderr = after - before, None
     else:
         each = at_step - at_w.each
-        after, change, stderr = float(at_step.mean()), float(each.mean()), problem.stderr(each)
+        after, change, stderr = float(at_step.mean()), float(each.mean()), at_w.stderr_of(each)
     if not math.isfinite(change):
         raise FldiagError(
             f"the loss on slice {problem.slice_name!r} is {before:g}, and {after:g} after a step of length {rho:g}",
@@ -192,12 +191,9 @@ def sharpness(problem: Problem, rho: float) -> Row:
 
 def adaptive_sharpness(problem: Problem, settings: Settings) -> Row:
     """The worst case with each weight in its own scale, as ``sharpness`` of the weights alone has it."""
-    how = Climb(steps=settings.steps, seed=settings.seed)
     scale, rho = adaptive_scale(problem), settings.adaptive_rho
-    return {
-        "note": resting(problem),
-        **worst_case_row(problem, "adaptive_sharpness", scale, rho, how),
-    }
+    row = worst_case(problem, scale, rho, steps=settings.steps, seed=settings.seed)
+    return {**row, "metric": "adaptive_sharpness"}
 
 
 def lambda_1(problem: Problem, settings: Settings) -> Row:
@@ -221,19 +217,18 @@ def lambda_1(problem: Problem, settings: Settings) -> Row:
 
 
 def trace(problem: Problem, settings: Settings) -> Row:
-    result = diagonal_of(
+    result = diagonal(
         problem,
-        entries=False,
-        estimate=settings.estimate,
         rtol=settings.rtol,
         max_products=settings.max_products,
         seed=settings.seed,
         progress=workspace().show,
     )
+    value, stderr = result.trace()
     return {
         "metric": "trace",
-        "value": result.trace,
-        "stderr": result.trace_stderr,
-        "estimator": result.estimator,
-        "converged": result.trace_converged,
+        "value": value,
+        "stderr": stderr,
+        "estimator": result.estimator(),
+        "converged": result.converged,
     }

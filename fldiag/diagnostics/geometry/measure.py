@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fldiag import losses
 from fldiag.diagnostics.lora.measure import effective_rank
-from fldiag.execution.workspace import workspace
+from fldiag.execution import workspace
 from fldiag.results.means import sample_mean
 from fldiag.results.table import Row
 from fldiag.runs.history import History

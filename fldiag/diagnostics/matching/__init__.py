@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import pandas as pd
 from pydantic import Field
 
-from fldiag.choices import Estimate
 from fldiag.diagnostics.matching.summary import summary
 from fldiag.registry import diagnostic
 from fldiag.results.table import table
@@ -47,13 +46,6 @@ def matching(
             description="Use all rounds instead of only the last (default if --rounds is given)."
         ),
     ] = None,
-    estimate: Annotated[
-        Estimate,
-        Field(
-            description="How diagonals are computed: auto, exact or hutchinson (estimated "
-            "with random vectors)."
-        ),
-    ] = "auto",
     rtol: Annotated[
         float,
         Field(
@@ -67,14 +59,6 @@ def matching(
             description="Maximum number of Hessian-vector products for an estimate or a spectrum.",
         ),
     ] = 200,
-    deflate: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="How many products of an estimate build a subspace that is treated "
-            "exactly; the others are random probes.",
-        ),
-    ] = 20,
     tol: Annotated[
         float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
     ] = 1e-3,
@@ -96,19 +80,17 @@ def matching(
       the aggregated model as ``global_overlap``. None (``masked``, and not in the mean) where one of the k eigenvalues is zero:
       its eigenvector is arbitrary.
 
-    Diagonals and traces are exact where ``diagonal`` is; else estimates with the same random probes for all clients
-    (``rtol``, ``max_products``, ``deflate`` as there), and the entries of a diagonal are then rough: column ``converged``,
-    and rows ``diagonal_error``, the relative error of D; norms, also those in H_N and H_D, are without the part that noise
+    Diagonals and traces are exact where ``spectrum --trace`` has them so; else estimates with the same random probes for all
+    clients (``rtol``, ``max_products``), and the entries of a diagonal are then rough: column ``converged``, and rows
+    ``diagonal_error``, the relative error of D; norms, also those in H_N and H_D, are without the part that noise
     adds. Of the last round with client weights, or all with ``every_round``. Cost a client: about 4 Hessian-vector
     products on own and on global data, and one spectrum.
 
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
     from fldiag.diagnostics.matching.hessians import Data, Settings, round_rows
-    from fldiag.problem.eigenpairs import check_count
 
-    check_count(k, history.layout.size)
-    settings = Settings(k, tol, estimate, rtol, max_products, deflate, seed)
+    settings = Settings(k, tol, rtol, max_products, seed)
     places: list[Data] = ["client", "global"] if on == "both" else [on]
     rows = history.each_round(
         lambda stored: round_rows(history, stored, places, settings),

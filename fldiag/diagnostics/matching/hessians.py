@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 
-from fldiag.choices import Estimate
 from fldiag.diagnostics.matching.comparison import (
     HessianSummary,
     Space,
@@ -16,9 +15,9 @@ from fldiag.diagnostics.matching.comparison import (
     overlap_rows,
 )
 from fldiag.errors import FldiagError
-from fldiag.execution.workspace import workspace
-from fldiag.problem.diagonal import Diagonal, diagonal_of, norm
-from fldiag.problem.eigenpairs import NOISE, eigenvalue_rows, loss_rows, strict_pairs
+from fldiag.execution import workspace
+from fldiag.problem.diagonal import Diagonal, diagonal
+from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.results.table import Row
 from fldiag.runs.history import History
@@ -34,10 +33,8 @@ class Settings:
 
     k: int
     tol: float
-    estimate: Estimate
     rtol: float
     max_products: int
-    deflate: int
     seed: int
 
     @property
@@ -47,7 +44,7 @@ class Settings:
 
     @property
     def diagonal(self) -> dict[str, Any]:
-        names = ("estimate", "rtol", "max_products", "deflate", "seed")
+        names = ("rtol", "max_products", "seed")
         return {name: getattr(self, name) for name in names}
 
 
@@ -186,72 +183,57 @@ def _result(
             raise FldiagError(
                 "its weights are not finite", "choose rounds from before the training diverged"
             )
-        rows = loss_rows(problem)
-        diagonal = diagonal_of(problem, **settings.diagonal, progress=workspace().show)
-        rows += diagonal_rows(diagonal)
+        rows = problem.centre.rows(problem)
+        result = diagonal(problem, **settings.diagonal, entries=True, progress=workspace().show)
+        rows += diagonal_rows(result, settings.rtol)
         space = None
         if has_spectrum and settings.k:
             # strict: the overlaps are of the vectors
-            pairs = strict_pairs(problem, **settings.spectrum, progress=workspace().show)
-            rows += eigenvalue_rows(pairs, noise=NOISE[problem.dtype])
-            space = vars(Space.of(pairs, problem.dtype, NOISE[problem.dtype]))
+            pairs = eigenpairs(problem, **settings.spectrum, strict=True, progress=workspace().show)
+            rows += eigenvalue_rows(problem, pairs, matrix="hessian")
+            space = vars(Space.of(pairs, problem.dtype, problem.noise))
     except FldiagError as error:
         return {"failure": [error.what, error.remedy]}
     return {
         "rows": [{**common, **row} for row in rows],
-        "summary": {**_summary(problem, diagonal, settings.rtol), "space": space},
+        "summary": {**_summary(problem, result, settings.rtol), "space": space},
     }
 
 
-def diagonal_rows(diagonal: Diagonal) -> list[Row]:
+def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
     """The diagonal's norm, how far off it may be, and the trace."""
-    assert diagonal.values is not None  # entries were asked for
-    size, error = norm(diagonal.values, diagonal.stderr)
+    (size, error), (trace, stderr) = result.norm(), result.trace()
     rows: list[Row] = []
-    if diagonal.stderr is not None:
-        noise, length = (
-            float(torch.linalg.vector_norm(v)) for v in (diagonal.stderr, diagonal.values)
-        )
-        share = noise / length if length else None
+    noise, length = result.vector_stderr(), float(result.vector().norm())
+    if noise is not None:
+        share = float(noise.norm()) / length if length else None
         rows.append({"metric": "diagonal_error", "value": share})
-    rows.append(
-        {
-            "metric": "diagonal_norm",
-            "value": size,
-            "stderr": error,
-            "converged": diagonal.converged,
-        }
-    )
-    rows.append(
-        {
-            "metric": "trace",
-            "value": diagonal.trace,
-            "stderr": diagonal.trace_stderr,
-            "converged": diagonal.trace_converged,
-        }
-    )
-    return [{**row, "estimator": diagonal.estimator} for row in rows]
+    about: Row = {"metric": "diagonal_norm", "converged": result.converged}
+    rows.append({**about, "value": size, "stderr": error})
+    is_reached = stderr is None or stderr <= rtol * abs(trace)
+    rows.append({"metric": "trace", "value": trace, "stderr": stderr, "converged": is_reached})
+    return [{**row, "estimator": result.estimator()} for row in rows]
 
 
-def _summary(problem: Problem, diagonal: Diagonal, rtol: float) -> dict[str, Any]:
+def _summary(problem: Problem, result: Diagonal, rtol: float) -> dict[str, Any]:
     """What comparisons need of a Hessian, but for its eigenspace: the arguments of ``HessianSummary``."""
-    assert diagonal.values is not None
-    names = problem.layout.names
-    traces = torch.tensor([diagonal.traces[n] for n in names], dtype=torch.float64)
+    pairs = [result.trace([name]) for name in problem.layout.names]
+    traces = torch.tensor([value for value, _ in pairs], dtype=torch.float64)
     errors = None
-    if diagonal.stderr is not None:
-        errors = torch.tensor(
-            [diagonal.trace_stderrs[n] or 0.0 for n in names], dtype=torch.float64
-        )
+    if not result.is_exact():
+        errors = torch.tensor([error or 0.0 for _, error in pairs], dtype=torch.float64)
+    noise = result.vector_stderr()
     is_exact_enough = errors is None or bool(errors.norm() <= rtol * traces.norm())
-    entry_errors = None if diagonal.stderr is None else diagonal.stderr.to("cpu", problem.dtype)
     return {
         "client": int(problem.common.get("client", -1)),
         "n": problem.n,
         "vectors": {
-            "diag": (diagonal.values.to("cpu", problem.dtype), entry_errors),
+            "diag": (
+                result.vector().to("cpu", problem.dtype),
+                None if noise is None else noise.to("cpu", problem.dtype),
+            ),
             "tensor_trace": (traces, errors),
         },
-        "estimator": diagonal.estimator,
-        "converged": {"diag": diagonal.converged, "tensor_trace": is_exact_enough},
+        "estimator": result.estimator(),
+        "converged": {"diag": result.converged, "tensor_trace": is_exact_enough},
     }

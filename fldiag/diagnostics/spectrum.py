@@ -1,0 +1,413 @@
+"""The spectrum of the Hessian: leading eigenvalues, trace and diagonal, density. How sharp is a minimum, in how many directions?
+
+lambda_1 and lambda_1 / lambda_5 are the sharpness measures of Jastrzebski et al. (ICLR 2020), reported for federated models by
+Lee et al. (CVPR 2024); top eigenvalue and trace by Mendieta et al. (CVPR 2022); density: Ghorbani, Krishnan and Xiao (ICML 2019).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from pydantic import Field
+from safetensors.torch import save
+from torch import Tensor
+
+from fldiag.choices import Matrix, Which
+from fldiag.curvature.lanczos import EigenPairs, quadrature
+from fldiag.errors import FldiagError
+from fldiag.execution import workspace
+from fldiag.plotting import layers, style
+from fldiag.plotting.tables import select
+from fldiag.problem.diagonal import Diagonal, diagonal
+from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.problem import Problem
+from fldiag.problem.weights import copy_module
+from fldiag.registry import diagnostic
+from fldiag.results.numbers import Number
+from fldiag.results.select import only
+from fldiag.results.summary import Item, Note, Small
+from fldiag.results.table import Row, Vectors, table
+from fldiag.seeding import seed_for, torch_rng
+
+#: Lanczos steps from each of so many random vectors, and values at which the density is given.
+STEPS, PROBES, POINTS = 30, 4, 501
+#: Decades of the density that are drawn.
+DECADES = 7
+#: Columns of the summary, and what goes without saying in them.
+COLUMNS = {
+    "run": "checkpoint",
+    "metric": "metric",
+    "layer": "layer",
+    "index": "index",
+    "value": "value",
+    "residual": "residual",
+    "stderr": "± stderr",
+    "converged": "converged",
+    "estimator": "estimator",
+    "which": "which",
+    "matrix": "matrix",
+}
+USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
+
+LAMBDA_1 = Number(
+    "lambda_1",
+    "largest Hessian eigenvalue of the global model on the training data",
+    "lower",
+    {"metric": "eigenvalue", "index": 1, "layer": None},
+    needs=("model",),
+    options={"k": 1},
+    over="residuals",
+    column="λ₁ ± residual",
+    short="λ₁",
+    within=("landscape",),
+)
+
+
+def layer_rows(problem: Problem, layer: str, **options: Any) -> list[Row]:
+    """The row of the largest eigenvalue of a layer's own block; of several layers computed side by side."""
+    names = problem.layout.layers[layer]
+    which, matrix = options["which"], options["matrix"]
+    pairs = eigenpairs(problem, 1, names=names, progress=workspace().show, **options)
+    about = {"matrix": matrix, "layer": layer or "(model)"}
+    return eigenvalue_rows(problem, pairs, which=which, **about)[:1]
+
+
+def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
+    """Trace, norm and extremes of the diagonal, of the whole and by layer."""
+    rows: list[Row] = []
+    groups: list[tuple[str | None, Sequence[str]]] = [(None, problem.layout.names)]
+    groups += [(layer or "(model)", names) for layer, names in problem.layout.layers.items()]
+    for layer, names in groups:
+        is_exact = result.is_exact(names)
+        values, errors = (
+            torch.cat([part[n] for n in names]) for part in (result.values, result.stderr)
+        )
+        numbers: dict[str, tuple[float, float | None]] = {
+            "trace": result.trace(names),
+            "diagonal_norm": result.norm(names),
+        }
+        for metric, i in (("diagonal_max", values.argmax()), ("diagonal_min", values.argmin())):
+            numbers[metric] = float(values[i]), None if is_exact else float(errors[i])
+        rows += [
+            {
+                "metric": metric,
+                "layer": layer,
+                "value": value,
+                "stderr": stderr,
+                "estimator": result.estimator(names),
+                "converged": is_exact or result.converged,
+            }
+            for metric, (value, stderr) in numbers.items()
+        ]
+    return rows
+
+
+def density_rule(
+    shared: tuple[Problem, Tensor, Matrix], number: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights from a random vector, without the eigenvectors [k, P] that are known."""
+    problem, vectors, matrix = shared
+    operator, rng = problem.hessian(matrix=matrix), torch_rng(seed, "density probe", number)
+
+    def outside(v: Tensor) -> Tensor:
+        return v - (vectors @ v) @ vectors
+
+    start = torch.randn(operator.size, dtype=torch.float64, generator=rng).to(problem.device)
+    return quadrature(lambda v: outside(operator(v)), outside(start), STEPS, problem.noise)
+
+
+def density_rows(problem: Problem, pairs: EigenPairs, matrix: Matrix, seed: int) -> list[Row]:
+    """The share of eigenvalues per unit, smoothed: ``pairs`` as themselves, the rest by Lanczos quadrature."""
+    size, k = problem.layout.size, len(pairs.values)
+    shared = problem, pairs.vectors, matrix
+    count = range(PROBES if size > k else 0)
+    rules = list(workspace().map(density_rule, shared, count, name="probe {}".format, seed=seed))
+    nodes = np.concatenate([pairs.values, *(nodes for nodes, _ in rules)])
+    low, high = nodes.min(), nodes.max()
+    # two digits, and edges at multiples: rounding in the last Ritz value shall not move the grid
+    width = float(f"{max((high - low) / 100, 1e-12 + 1e-6 * abs(high)):.1e}")
+    grid = width * np.linspace(round(low / width) - 5, round(high / width) + 5, POINTS)
+
+    def smooth(nodes: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        heights = np.exp(-0.5 * ((grid[:, None] - nodes) / width) ** 2) / np.sqrt(2 * np.pi)
+        return heights @ weights / width
+
+    peaks = smooth(pairs.values, np.full(k, 1 / size))
+    curves = np.array([peaks + (1 - k / size) * smooth(*rule) for rule in rules] or [peaks])
+    errors = curves.std(0, ddof=1) / np.sqrt(PROBES) if rules else 0 * grid
+    triples = zip(grid.tolist(), curves.mean(0).tolist(), errors.tolist(), strict=True)
+    common: Row = {"metric": "density", "estimator": "lanczos quadrature"}
+    return [{**common, "x": x, "value": value, "stderr": e} for x, value, e in triples]
+
+
+def pyhessian_rows(
+    problem: Problem, k: int, trace: bool, tol: float, most: int, seed: int
+) -> list[Row]:
+    """Eigenvalues of largest magnitude, and the trace, by PyHessian's own estimators and stopping rules."""
+    import pyhessian
+
+    loss, module = problem.criterion, copy_module(problem.module)
+    views = {**problem.frozen, **problem.layout.views(problem.w)}
+    for name, p in module.named_parameters():
+        p.data = views[name]
+        p.requires_grad_(name not in problem.frozen)
+    problem.probe()
+    batches = [problem.batch(i) for i in range(len(problem.bounds))]
+    with problem.guarded(), torch.enable_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
+        engine = pyhessian.hessian(
+            module,
+            lambda z, y: loss.total(z, y) / loss.count(y),
+            dataloader=batches,
+            cuda=problem.device.type == "cuda",
+        )
+        torch.manual_seed(seed_for(seed, "pyhessian"))
+        values, _ = engine.eigenvalues(maxIter=most, tol=tol, top_n=min(k, problem.layout.size))
+        samples = engine.trace(maxIter=most, tol=tol) if trace else []
+    common: Row = {"estimator": "pyhessian", "which": "magnitude", "matrix": "hessian"}
+    rows = [
+        {**common, "metric": "eigenvalue", "index": i, "value": value}
+        for i, value in enumerate(values, start=1)
+    ]
+    return rows + [{**common, "metric": "trace", "value": float(np.mean(samples))}] * trace
+
+
+def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """All rows but the density's, without the columns in which only the usual stands; and which numbers are rough."""
+    frame = frame[frame["metric"] != "density"]
+    columns = {
+        column: heading
+        for column, heading in COLUMNS.items()
+        if column in ("run", "metric", "index", "value")
+        or (column in frame.columns and set(frame[column].dropna()) - USUAL.get(column, set()))
+    }
+    values = frame[list(columns)]
+    yield Small(values.astype(object).where(values.notna(), None).to_dict("records"), columns)
+    if options["engine"] == "pyhessian":
+        yield Note("PyHessian's own estimates and stopping rules; they come without errors")
+        return
+    rough = set(frame.loc[~frame["converged"].fillna(True).astype(bool), "metric"])
+    if "eigenvalue" in rough:
+        yield Note(
+            "not all eigenvalues converged: their residuals say how far they can be off; raise --max-products"
+        )
+    if "trace" in rough:
+        yield Note(
+            "the trace is an estimate whose standard error is above 2 %, and entries of the diagonal are rougher; raise "
+            "--max-products"
+        )
+
+
+def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
+    """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them.
+
+    ``ax``: draw the eigenvalues into these axes. Raises FldiagError for a table without eigenvalues.
+    """
+    eigenvalues = select(frame, "eigenvalue", "spectrum")
+    eigenvalues = eigenvalues[layers.is_main_block(eigenvalues)]
+    looks = style.looks(list(dict.fromkeys(frame["run"])))
+    if ax is not None:
+        _draw_eigenvalues(ax, eigenvalues, looks)
+        ax.legend()
+        return ax.figure
+    metrics = ["eigenvalue", *["density"] * ("density" in set(frame["metric"]))]
+    with style.paper():
+        width = style.wide(style.ONE_COLUMN * len(metrics))
+        fig = style.figure(width, 2.3, layout="constrained")
+        for ax, metric in zip(
+            fig.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True
+        ):
+            if metric == "eigenvalue":
+                _draw_eigenvalues(ax, eigenvalues, looks)
+            else:
+                _draw_density(ax, only(frame, metric=metric), looks)
+            ax.grid(True, axis="y")
+        handles, labels = fig.axes[0].get_legend_handles_labels()
+        if labels:
+            place = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
+            style.legend(fig, handles, labels, **place)
+    return fig
+
+
+def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
+    is_hollow = False
+    for place, (run, look) in enumerate(looks.items()):
+        part = only(rows, run=run)
+        x, y, bars = (part[c].to_numpy(float) for c in ("index", "value", "residual"))
+        x = x + min(0.8 / len(looks), 0.22) * (place - (len(looks) - 1) / 2)
+        ax.errorbar(x, y, yerr=np.nan_to_num(bars), fmt="none", ecolor=look.color, elinewidth=0.8)
+        done = part["converged"].fillna(True).to_numpy(bool)
+        ax.plot(x[done], y[done], **look.point, label=run)
+        ax.plot(x[~done], y[~done], **look.point, markerfacecolor="white")
+        is_hollow = is_hollow or not done.all()
+    if is_hollow:
+        grey = style.Look("#555555", "o", "-")
+        ax.plot([], [], **grey.point, markerfacecolor="white", label="hollow: not converged")
+    values = rows["value"].to_numpy(float)
+    if values.min() > 0 and values.max() > 30 * values.min():
+        ax.set_yscale("log")
+    elif values.min() > 0:
+        ax.set_ylim(bottom=0)
+    else:
+        ax.axhline(0, color="#888888", linewidth=0.6)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    matrix = "Gauss-Newton" if set(rows.get("matrix", [])) == {"ggn"} else "Hessian"
+    ax.set(xlabel="index of the eigenvalue", ylabel=f"{matrix} eigenvalue")
+
+
+def _draw_density(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
+    for run, look in looks.items():
+        part = only(rows, run=run)
+        x, y, error = (part[c].to_numpy(float) for c in ("x", "value", "stderr"))
+        band = np.maximum(y - error, 1e-300), y + error
+        ax.fill_between(x, *band, color=look.color, alpha=0.2, linewidth=0)
+        ax.plot(x, y, color=look.color, linestyle=look.dash)
+    high = float(rows["value"].max())
+    ax.set_yscale("log", nonpositive="clip")
+    ax.set_ylim(high * 10.0**-DECADES, high * 3)
+    ax.set(xlabel="eigenvalue", ylabel="density (band: ± standard error)")
+
+
+def vectors_if_any(frame: pd.DataFrame) -> bytes | None:
+    """The eigenvectors as the content of a safetensors file."""
+    vectors = frame.attrs.get("vectors")
+    return None if vectors is None else bytes(save(dict(vectors)))
+
+
+@diagnostic(
+    "spectrum",
+    draw={"": draw, "-layers": layers.draw, "-vectors.safetensors": vectors_if_any},
+    summary=summary,
+    numbers=(LAMBDA_1,),
+    example="checkpoints/example/fedsol-digits.pt --k 5 --trace",
+)
+def spectrum(
+    problem: Problem,
+    *,
+    k: Annotated[int, Field(ge=1, description="Number of eigenvalues.")] = 5,
+    which: Annotated[
+        Which,
+        Field(
+            description="Which eigenvalues: largest, smallest or magnitude (largest absolute value)."
+        ),
+    ] = "largest",
+    matrix: Annotated[
+        Matrix,
+        Field(
+            description="Matrix: hessian or ggn (Gauss-Newton; of the cross entropy also the Fisher matrix)."
+        ),
+    ] = "hessian",
+    params: Annotated[
+        str | None,
+        Field(
+            description="Restrict the matrix to the block of these tensors, such as 'features.*'."
+        ),
+    ] = None,
+    per_layer: Annotated[
+        bool, Field(description="Also compute the largest eigenvalue of each layer's block.")
+    ] = False,
+    trace: Annotated[
+        bool, Field(description="Also compute trace and diagonal, whole and by layer.")
+    ] = False,
+    density: Annotated[
+        bool, Field(description="Also compute and draw the spectral density.")
+    ] = False,
+    save_vectors: Annotated[
+        bool,
+        Field(
+            description="Also save the eigenvectors, by parameter, as a safetensors file.",
+            json_schema_extra={"vectors": True},
+        ),
+    ] = False,
+    tol: Annotated[
+        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
+    ] = 1e-3,
+    max_products: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Maximum number of Hessian-vector products (default: 100, or 8 k if that is more; 200 for the trace).",
+        ),
+    ] = None,
+    engine: Annotated[
+        Literal["lanczos", "pyhessian"],
+        Field(description="Engine: lanczos, or pyhessian (that package's own estimates)."),
+    ] = "lanczos",
+    seed: Annotated[int, Field(description="Random seed.")] = 0,
+) -> pd.DataFrame:
+    """Compute the top-k Hessian eigenvalues with residuals and convergence; optionally trace, diagonal and density.
+
+    Rows ``loss`` and ``accuracy`` with standard errors over the examples. ``eigenvalue`` (index 1..k), each with the residual
+    ||Hv - lambda v||: an eigenvalue lies that close. ``eigenvalue_ratio``: lambda_1 / lambda_index, not from the smallest ones,
+    nor to a zero one. ``converged`` is false where ``max_products`` Hessian-vector products did not reach the relative error
+    ``tol``, or did not suffice to look for overlooked eigenvalues. ``params`` restricts all this to the block of some tensors,
+    ``per_layer`` adds the first eigenvalue of every layer's own block. ``trace``: rows ``trace``, ``diagonal_norm``,
+    ``diagonal_max`` and ``diagonal_min``, exact for the layers in whose weights the outputs are piecewise linear (which is shown
+    numerically), else by random signs, with standard errors. ``density``: the share of eigenvalues per unit, with the residuals
+    of the eigenvalues within ``tol``, too. ``save_vectors``: the eigenvectors of unit length, the largest entry of each
+    positive, as tensors [k, ...] named as the parameters, in a file beside the table, in Python in ``table.attrs["vectors"]``.
+    ``engine`` pyhessian: that package's own estimates, to compare with.
+
+    Cost: about 15 to 20 products at a minimum (30 to 60 near the initialisation), each worth 1.6 to 3 gradients of the slice;
+    about 4 more for an exact diagonal with 10 classes, 120 for a density.
+
+    Raises FldiagError when the loss is not a finite function of the weights alone, or no tensor matches.
+    """
+    is_beyond_a_block = trace or density
+    is_beyond_pyhessian = density or save_vectors or per_layer or matrix != "hessian"
+    if (params is not None and is_beyond_a_block) or (trace and matrix != "hessian"):
+        raise FldiagError(
+            "trace and density are of the whole model, and the trace is that of the Hessian",
+            "leave out --params and --matrix",
+            usage=True,
+        )
+    most = max_products or max(100, 8 * k)
+    rows = problem.centre.rows(problem)
+    if engine == "pyhessian":
+        if is_beyond_pyhessian or params or problem.weight_decay or problem.dtype != torch.float32:
+            raise FldiagError(
+                "PyHessian knows eigenvalues of largest magnitude and the trace, in single precision, without weight decay",
+                "leave out --engine pyhessian, or the other options",
+                usage=True,
+            )
+        rows += pyhessian_rows(problem, k, trace, tol, most, seed)
+        return table(rows, **problem.common)
+    names = problem.layout.names if params is None else problem.tensors(params)
+    options: dict[str, Any] = {"which": which, "matrix": matrix, "tol": tol}
+    options |= {"max_products": most, "seed": seed}
+    parts = 1 + per_layer + trace + density
+    with workspace().part(0, parts, ""):
+        pairs = eigenpairs(
+            problem, k, names=names, strict=density, progress=workspace().show, **options
+        )
+    rows += eigenvalue_rows(problem, pairs, which=which, matrix=matrix, layer=params)
+    if per_layer:
+        with workspace().part(1, parts, ""):
+            blocks = workspace().map(layer_rows, problem, list(problem.layout.layers), **options)
+            rows += [row for block in blocks for row in block]
+    if trace:
+        with workspace().part(parts - 1 - density, parts, ""):
+            show, products = workspace().show, max_products or 200
+            result = diagonal(problem, max_products=products, seed=seed, progress=show)
+            rows += diagonal_rows(problem, result)
+    if density:
+        with workspace().part(parts - 1, parts, "density"):
+            rows += density_rows(problem, pairs, matrix, seed)
+    frame = table(rows, **problem.common)
+    if save_vectors:
+        vectors = pairs.vectors.to("cpu", problem.dtype)
+        shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+        pieces = vectors.split([shapes[n].numel() for n in names], dim=1)
+        named = {
+            n: piece.reshape(-1, *shapes[n]).contiguous()
+            for n, piece in zip(names, pieces, strict=True)
+        }
+        frame.attrs["vectors"] = Vectors(named)
+    return frame

@@ -1,0 +1,477 @@
+"""Where work runs: this process, processes of this machine, a Dask cluster, or any ``concurrent.futures.Executor``.
+
+A unit of work is ``function(shared, unit)``. What all units share (data, weights, a setup) goes to a worker once, not with
+every unit. Where work runs decides no bits: every unit has the same number of PyTorch threads. A worker imports nothing from the
+working directory that this process would not import from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from contextvars import ContextVar
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from typing import Any, TypeVar
+
+import joblib
+import torch
+
+from fldiag.device import full_precision
+from fldiag.errors import FldiagError, first_line, out_of_memory, unknown
+from fldiag.version import version
+
+T = TypeVar("T")
+Progress = Callable[[int, int, str], None]
+KINDS = ("serial", "processes", "dask")
+#: What a worker answers that lacks the shared state.
+MISSING = "fldiag: this worker lacks the shared state"
+#: Units under way at a time, where the number of workers is not known.
+WINDOW = 256
+#: Progress is shown as so many steps of a diagnostic.
+STEPS = 10_000
+GO_ON = "run the same command again (train: with --resume, resume=True); finished work is kept"
+
+
+def check_executor(executor: str | Executor) -> str | Executor:
+    """The executor, where it is ``serial``, ``processes[:N]``, ``dask[:ADDRESS]`` or one of ``concurrent.futures``.
+
+    Raises:
+        FldiagError: anything else.
+
+    >>> check_executor("processes:4")
+    'processes:4'
+    """
+    if not isinstance(executor, str):
+        if callable(getattr(executor, "submit", None)):
+            return executor
+        raise FldiagError(f"executor {executor!r} has no submit", usage=True)
+    kind, colon, suffix = executor.partition(":")
+    if kind not in KINDS:
+        raise unknown("executor", kind, KINDS)
+    is_valid = {
+        "serial": False,
+        "processes": suffix.isdecimal() and int(suffix) > 0,
+        "dask": ":" in suffix,
+    }
+    if colon and not is_valid[kind]:
+        raise FldiagError(
+            f"executor {executor!r}", "give serial, processes:4 or dask:tcp://HOST:8786", usage=True
+        )
+    return executor
+
+
+def shard_of(items: Sequence[T], shard: str | None) -> list[T]:
+    """The part of a plan that one of several machines does, which share nothing but a folder.
+
+    Args:
+        items: the whole plan.
+        shard: ``2/4`` for every fourth item from the second on; None for all.
+
+    Raises:
+        FldiagError: no such part.
+
+    >>> shard_of("abcdefg", "2/3")
+    ['b', 'e']
+    """
+    number, _, of = (shard or "1/1").partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise FldiagError(f"--shard {shard}", "give --shard 1/4 to --shard 4/4", usage=True)
+    return list(items[int(number) - 1 :: int(of)])
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of PyTorch; afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# -- what a worker does
+
+
+@dataclass(frozen=True)
+class Work:
+    """``function(shared, unit)`` with so many threads of PyTorch."""
+
+    function: Callable[[Any, Any], Any]
+    shared: Any
+    threads: int
+
+    def perform(self, unit: Any) -> Any:
+        with full_precision(), threads(self.threads):
+            return self.function(self.shared, unit)
+
+
+_work: dict[str, Work] = {}  # of a worker, by key: the last one
+_one_at_a_time = threading.Lock()  # PyTorch's random state belongs to the whole process
+
+
+def _keep(key: str, work: Work) -> None:
+    _work.clear()
+    _work[key] = work
+
+
+def _perform(key: str, unit: Any, work: Work | None = None) -> Any:
+    with _one_at_a_time:
+        if work is not None:
+            _keep(key, work)
+        return _work[key].perform(unit) if key in _work else MISSING
+
+
+def _begin_process(key: str, work: Work) -> None:
+    # the main process has read the same data, and warned of them
+    warnings.filterwarnings("ignore", module="fldiag")
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
+    _keep(key, work)
+
+
+def _exit_with(parent: int) -> None:
+    """A worker whose main process was killed would wait for units for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _versions() -> tuple[str, str]:
+    return version(), torch.__version__
+
+
+# -- pools
+
+
+class Pool:
+    """Does units of one work. Used as a context; leaving it ends the workers that are ours.
+
+    ``slots``: an executor for each unit that may be under way; none: this process does them. ``name``: what a unit is called in
+    messages.
+    """
+
+    def __init__(self, work: Work, name: Callable[[Any], str], key: str, slots: list[Executor]):
+        self.work, self.name, self.key, self.slots = work, name, key, slots
+        self.end = contextlib.ExitStack()
+
+    def completed(self, units: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """(number of the unit, result) as they are done; the units' own exceptions are raised."""
+        waiting = enumerate(units)
+        if not self.slots:
+            for number, unit in waiting:
+                with self._doing(unit):
+                    result = self.work.perform(unit)
+                yield number, result
+            return
+        busy: dict[Future[Any], tuple[Executor, int, Any]] = {}
+        try:
+            while True:
+                while self.slots and (following := next(waiting, None)):
+                    slot, unit = self.slots.pop(), following[1]
+                    with self._doing(unit), _safe_start():
+                        busy[slot.submit(_perform, self.key, unit)] = slot, *following
+                if not busy:
+                    return
+                for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                    slot, number, unit = busy.pop(future)
+                    with self._doing(unit):
+                        result = future.result()
+                        if isinstance(result, str) and result == MISSING:
+                            again = slot.submit(_perform, self.key, unit, self.work)
+                            busy[again] = slot, number, unit
+                            continue
+                    self.slots.append(slot)
+                    yield number, result
+        finally:
+            for future, (slot, *_) in busy.items():
+                future.cancel()
+                self.slots.append(slot)
+
+    def map(self, units: Iterable[Any]) -> Iterator[Any]:
+        """Results in the order of the units, each as early as that allows."""
+        early: dict[int, Any] = {}
+        following = 0
+        with contextlib.closing(self.completed(units)) as completed:  # type: ignore[type-var]
+            for number, result in completed:
+                early[number] = result
+                while following in early:
+                    yield early.pop(following)
+                    following += 1
+
+    @contextlib.contextmanager
+    def _doing(self, unit: Any) -> Iterator[None]:
+        """A worker that dies, and a unit that lacks memory, is an error that names the unit."""
+        try:
+            yield
+        except Exception as error:
+            if out_of_memory(error):
+                why = "out of memory; use fewer workers, fewer --samples or a smaller --memory"
+            elif isinstance(error, (BrokenExecutor, CancelledError)) or (
+                type(error).__name__ == "KilledWorker"  # Dask's
+            ):
+                why = f"its worker died ({first_line(error)}; out of memory?)"
+            else:
+                raise
+            raise FldiagError(f"{self.name(unit)}: {why}", GO_ON) from error
+
+    def close(self) -> None:
+        self.end.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def open_pool(
+    executor: str | Executor,
+    function: Callable[[Any, Any], Any],
+    shared: Any,
+    *,
+    threads: int | None = None,
+    name: Callable[[Any], str] = str,
+) -> Pool:
+    """The pool that does units of this work.
+
+    Args:
+        executor: see ``check_executor``.
+        function: ``function(shared, unit)``, found by its name in a module.
+        shared: state that all units need; goes to a worker once.
+        threads: PyTorch's threads at every unit, by default as many as here.
+        name: what a unit is called in messages.
+
+    Raises:
+        FldiagError: an unknown executor, a cluster that cannot be reached or has another fldiag or PyTorch, or state that cannot
+            be sent.
+    """
+    kind, _, suffix = str(check_executor(executor)).partition(":")
+    work = Work(function, shared, threads or torch.get_num_threads())
+    pool = Pool(work, name, uuid.uuid4().hex, [])
+    if not isinstance(executor, str):
+        pool.slots = [executor] * WINDOW
+    elif kind != "serial":
+        try:
+            pickle.dumps(work)
+        except Exception as error:  # whatever somebody's own object raises
+            raise FldiagError(
+                f"what the work needs cannot be sent to worker processes ({first_line(error)})",
+                "define models, data and losses in a module rather than inside a function, or use executor 'serial'",
+                usage=True,
+            ) from None
+        workers = max(1, joblib.cpu_count() // work.threads)
+        with _safe_start():
+            if kind == "processes":
+                pool.slots = _processes(pool, int(suffix) if suffix else workers)
+            else:
+                pool.slots = [_dask(pool, suffix, workers)] * WINDOW
+    return pool
+
+
+def _processes(pool: Pool, count: int) -> list[Executor]:
+    """Pools of one process each, started with its first unit: when it dies, it is known which unit it had."""
+    processes = [
+        ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin_process,
+            initargs=(pool.key, pool.work),
+        )
+        for _ in range(count)
+    ]
+
+    def end() -> None:
+        for process in processes:  # ended rather than waited for: PyTorch takes a second to leave
+            for worker in list((process._processes or {}).values()):
+                worker.terminate()
+            process.shutdown(wait=False, cancel_futures=True)
+
+    pool.end.callback(end)
+    return list(processes)
+
+
+def _dask(pool: Pool, address: str, workers: int) -> Executor:
+    """The workers of a scheduler; without an address, workers of one thread each on this machine."""
+    try:
+        import distributed
+    except ImportError:
+        raise FldiagError(
+            "executor dask needs the package distributed", "pip install 'fldiag[dask]'", usage=True
+        ) from None
+    with contextlib.ExitStack() as end:
+        try:
+            cluster = (
+                address
+                or end.enter_context(
+                    distributed.LocalCluster(
+                        n_workers=workers,
+                        threads_per_worker=1,
+                        dashboard_address="127.0.0.1:0",
+                        memory_limit=None,  # a share of it would stop a worker that holds a large model, for ever
+                        silence_logs="CRITICAL",
+                    )
+                )
+            )
+            client = end.enter_context(
+                distributed.Client(cluster, timeout=10, set_as_default=False)
+            )
+            client.wait_for_workers(1, timeout=10)
+            answers = client.run(_versions)
+        except (OSError, TimeoutError, ImportError) as error:
+            raise FldiagError(
+                f"no workers with fldiag behind a Dask scheduler at {address or 'this machine'} ({first_line(error)})",
+                "start dask scheduler and dask worker ADDRESS --nthreads 1 in this environment",
+            ) from None
+        for worker, answer in answers.items():
+            if tuple(answer) != _versions():
+                raise FldiagError(
+                    f"the Dask worker {worker} has fldiag and PyTorch {answer}, and here are {_versions()}",
+                    "install the same versions in its environment",
+                )
+        client.run(_keep, pool.key, pool.work)
+        pool.end.push(end.pop_all())
+    return client.get_executor(retries=3, pure=False)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _safe_start() -> Iterator[None]:
+    """Processes that start meanwhile do not search the working directory: a file multiprocessing.py beside a run that was sent
+    would be executed. They also leave Ctrl-C to this process."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    resource_tracker.ensure_running()  # the first process of a kind would start it, and unblock Ctrl-C by that
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+
+
+# -- where a diagnostic is computed
+
+
+class Workspace:
+    """A context in which ``workspace().map`` runs on an executor and shows progress; leaving it ends the workers.
+
+    Args:
+        executor: see ``check_executor``.
+        progress: called with (done, total, text).
+    """
+
+    def __init__(self, executor: str | Executor = "serial", progress: Progress | None = None):
+        self.executor, self.progress = executor, progress
+        self.is_used = False  # whether anything was mapped
+        self._span, self._text = (0.0, 1.0), ""
+        self._pool: Pool | None = None
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        shared: Any,
+        items: Sequence[Any],
+        /,
+        *,
+        name: Callable[[Any], str] = str,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """``function(shared, item, **options)`` of every item, in their order, each as early as that allows.
+
+        Args:
+            function: pure, and found by its name in a module. An exception that it returns says what could not be computed.
+            shared: what all items need; it goes to a worker once.
+            items: small, and picklable.
+            name: what an item is called in progress and messages.
+            options: further arguments of the function.
+
+        >>> list(workspace().map(divmod, 7, [2, 3]))
+        [(3, 1), (2, 1)]
+        """
+        self.is_used = True
+        units = [(function, item, options, name(item)) for item in items]
+        results = self._pool_of(shared, len(units)).map(units)
+        for done, item in enumerate(items):
+            with self.part(done, len(items), name(item)):
+                value = next(results)
+            self.show(done + 1, len(items), name(item))
+            yield value
+
+    @contextlib.contextmanager
+    def part(self, number: int, total: int, text: str) -> Iterator[None]:
+        """Progress within the block is that of part ``number`` (from 0) of so many equal parts."""
+        before = self._span, self._text
+        first, last = self._span
+        width = (last - first) / max(total, 1)
+        self._span = (first + width * number, first + width * (number + 1))
+        self._text = f"{before[1]}{text}, " if text else before[1]
+        if text:
+            self._show(0.0, f"{before[1]}{text}")
+        try:
+            yield
+        finally:
+            self._span, self._text = before
+
+    def show(self, done: int, total: int, text: str) -> None:
+        """Progress within the part at hand."""
+        self._show(min(done / max(total, 1), 1.0), f"{self._text}{text}")
+
+    def _show(self, fraction: float, text: str) -> None:
+        if self.progress is not None:
+            first, last = self._span
+            self.progress(round(STEPS * (first + (last - first) * fraction)), STEPS, text)
+
+    def _pool_of(self, shared: Any, count: int) -> Pool:
+        """The workers of earlier items where these share the same; one item alone needs no other process."""
+        if self._pool is not None and self._pool.work.shared is shared:
+            return self._pool
+        self._close_pool()
+        executor = self.executor if count > 1 else "serial"
+        pool = open_pool(executor, _perform_item, shared, name=lambda unit: str(unit[3]))
+        if pool.slots:  # that of this process would keep alive what the items share
+            self._pool = pool
+        return pool
+
+    def _close_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+    def __enter__(self) -> Workspace:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _current.reset(self._token)
+        self._close_pool()
+
+
+def _perform_item(shared: Any, unit: tuple[Callable[..., Any], Any, dict[str, Any], str]) -> Any:
+    function, item, options, _ = unit
+    return function(shared, item, **options)
+
+
+_current: ContextVar[Workspace] = ContextVar("workspace", default=Workspace())  # noqa: B039
+
+
+def workspace() -> Workspace:
+    """The workspace of the diagnostic at hand; outside of any, one that computes in this process and shows nothing."""
+    return _current.get()

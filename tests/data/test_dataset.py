@@ -1,0 +1,176 @@
+"""What a model sees of stored examples, which examples a slice holds, and what does not fit together."""
+
+import numpy as np
+import pytest
+import torch
+from torchvision import transforms
+
+from fldiag.data import Dataset, load, take
+from fldiag.data.arrays import moments, ready, spread
+from fldiag.errors import FldiagError
+from fldiag.seeding import torch_rng
+
+PIXELS = torch.randint(0, 256, (12, 3, 6, 8), generator=torch.Generator().manual_seed(0)).byte()
+LABELS = torch.arange(12) % 4
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+
+
+def dataset(**options):
+    settings = {"train_x": PIXELS, "train_y": LABELS, "test_x": PIXELS[:4], "test_y": LABELS[:4]}
+    return Dataset(**{"name": "mine", **settings, "classes": 4, **options})
+
+
+def test_a_model_sees_what_torchvision_makes_of_pixels():
+    shown = dataset(mean=MEAN, std=STD).batch(torch.tensor([3, 3, 0]))
+    steps = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    true = [steps(PIXELS[i].permute(1, 2, 0).numpy()) for i in (3, 3, 0)]
+    assert torch.equal(shown, torch.stack(true))
+    gray = dataset(train_x=PIXELS[:, :1], test_x=PIXELS[:4, :1], repeat=3)
+    assert torch.equal(gray.batch(torch.arange(12)), PIXELS[:, :1].repeat(1, 3, 1, 1) / 255)
+    assert gray.shape == (3, 6, 8)
+
+
+def test_inputs_by_name_and_tokens_stay_as_they_are():
+    ids = torch.arange(24).reshape(12, 2)
+    x = {"ids": ids, "mask": torch.ones(12, 2)}
+    data = dataset(train_x=x, test_x={name: part[:4] for name, part in x.items()})
+    assert {k: v.tolist() for k, v in data.batch(torch.tensor([5])).items()} == {
+        "ids": [[10, 11]],
+        "mask": [[1.0, 1.0]],
+    }
+    assert ready(data.batch(torch.tensor([5]))["ids"], "cpu", torch.float64).dtype == torch.int64
+    assert take(data, "test").batch(1, 3)[0]["ids"].tolist() == [[2, 3], [4, 5]]
+    assert data.fingerprint() != dataset(train_x=ids, test_x=ids[:4]).fingerprint()
+
+
+def test_a_fingerprint_names_what_a_model_can_learn_and_nothing_else():
+    plain = dataset()
+    other = [dataset(name="yours"), dataset(augment=("hflip",))]
+    assert {data.fingerprint() for data in other} == {plain.fingerprint()}
+    changed = [{"train_x": PIXELS.flip(0)}, {"test_y": LABELS[1:5]}, {"classes": 5}, {"repeat": 2}]
+    changed.append({"mean": MEAN, "std": STD})
+    marks = {dataset(**options).fingerprint() for options in changed} | {plain.fingerprint()}
+    assert len(marks) == len(changed) + 1
+
+
+NAN = torch.full((12, 3), torch.nan)
+FAULTS = {
+    "inputs and 11 targets": {"train_y": LABELS[:11]},
+    "each example needs both": {"train_x": PIXELS[:0], "train_y": LABELS[:0]},
+    "labels go from 0 to 3": {"classes": 3},
+    "labels go from -1": {"train_y": LABELS - 1},
+    "not int64": {"train_y": LABELS.int(), "test_y": LABELS[:4].int()},
+    "not finite numbers": {"train_y": LABELS.float(), "test_y": LABELS[:4].float()},
+    "training inputs are uint8": {"train_x": PIXELS[:, 0, 0], "test_x": PIXELS[:4, 0, 0]},
+    "input 0 holds a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
+    "differ in shape or kind": {"test_x": PIXELS[:4, :1]},
+    "means and deviations": {"mean": (0.5,), "std": (0.5,)},
+    "above 0": {"mean": MEAN, "std": (0.2, 0.3, 0.0)},
+    "augment and repeat": {"train_x": NAN * 0 + 1, "augment": ("hflip",)} | {"test_x": NAN[:0]},
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_what_does_not_fit_is_one_sentence(words):
+    options = dict(FAULTS[words])
+    if words == "augment and repeat":
+        options |= {"train_x": torch.ones(12, 3), "test_x": torch.ones(4, 3)}
+    with pytest.raises(FldiagError, match=words):
+        dataset(**options)
+
+
+def test_moments_are_numpys_and_a_constant_channel_has_deviation_1():
+    x = torch.from_numpy(np.random.default_rng(0).normal(3, 2, (5000, 4, 3))).float()
+    x[:, 1] = 7
+    mean, std = moments(x)
+    flat = x.double().numpy().transpose(1, 0, 2).reshape(4, -1)
+    assert np.allclose(mean, flat.mean(1), rtol=1e-13)
+    assert np.allclose(std, np.where([0, 1, 0, 0], 1, flat.std(1)), rtol=1e-12)
+    assert np.allclose(moments(PIXELS)[0], PIXELS.double().mean((0, 2, 3)) / 255, rtol=1e-13)
+
+
+def test_a_few_examples_keep_the_shares_of_the_classes():
+    y = torch.from_numpy(np.random.default_rng(1).choice(4, 1000, p=[0.5, 0.3, 0.15, 0.05]))
+    chosen = spread(y, 60)
+    counts = torch.bincount(y[chosen], minlength=4)
+    assert ((counts - 60 * torch.bincount(y) / 1000).abs() <= 1).all()
+    assert (chosen.diff() > 0).all() and torch.equal(spread(y, 1000), torch.arange(1000))
+    assert spread(y.float()[:, None], 4).tolist() == [125, 375, 625, 875]
+
+
+PARTS = [np.array([0, 4, 8]), np.array([1, 2, 3, 5]), np.array([], dtype=np.int64)]
+
+
+def test_slices_hold_the_examples_that_they_name():
+    data = dataset()
+    for spec, x, y in (
+        ("train", PIXELS, LABELS),
+        ("test", PIXELS[:4], LABELS[:4]),
+        ("client:1", PIXELS[[1, 2, 3, 5]], LABELS[[1, 2, 3, 5]]),
+        ("client:0/train", PIXELS[[0, 4, 8]], LABELS[[0, 4, 8]]),
+        ("client:0/own", PIXELS[:1], LABELS[:1]),  # its examples are all of class 0
+        ("client:0/test", PIXELS[:1], LABELS[:1]),
+    ):
+        part = take(data, spec, PARTS)
+        assert torch.equal(part.x_raw, x) and torch.equal(part.y, y) and part.n == len(y)
+        assert torch.equal(part.tensors()[0], x / 255)
+    assert take(data, "client:1/test", PARTS, tests=[[], [3]]).y.tolist() == [3]
+    assert take(data, "train").x_raw.data_ptr() == PIXELS.data_ptr()  # not copied
+    augmented = dataset(augment=("hflip@1",))
+    assert torch.equal(take(augmented, "train").tensors()[0], PIXELS / 255)
+    assert not torch.equal(augmented.batch(torch.arange(12), torch_rng(0, "x")), PIXELS / 255)
+
+
+def test_a_personal_test_has_the_clients_own_mixture():
+    train = torch.tensor([0] * 57 + [1] * 43)
+    pool = torch.arange(4000) % 4
+    data = Dataset("x", torch.ones(100, 1), train, torch.ones(4000, 1), pool, 4)
+    part = take(data, "client:0/test", [np.arange(100)])
+    assert torch.bincount(part.y).tolist() == [570, 430]
+    again = take(data, "client:0/test", [np.arange(100)])
+    other = take(data, "client:1/test", [np.arange(100)] * 2)
+    assert torch.equal(part.y, again.y) and not torch.equal(part.y, other.y)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "words"),
+    [
+        ("trian", {}, "unknown slice"),
+        ("client:x", {}, "unknown slice"),
+        ("client:0", {}, "needs a partition .* has 0 clients"),
+        ("client:3", {"partition": PARTS}, "has 3 clients"),
+        ("client:2", {"partition": PARTS}, "is empty"),
+        ("client:0", {"partition": [np.array([12])]}, "refers to example 12"),
+        ("train", {"samples": 0}, "samples = 0"),
+    ],
+)
+def test_slices_that_do_not_exist(spec, options, words):
+    with pytest.raises(FldiagError, match=words):
+        take(dataset(), spec, **options)
+
+
+def test_targets_that_are_numbers_have_no_mixture_and_an_empty_test_split_is_said():
+    y = torch.rand(12, 2)
+    data = dataset(train_y=y, test_x=PIXELS[:0], test_y=y[:0], classes=2)
+    assert data.regression and not data.tested and data.evaluation[0] == "train"
+    with pytest.raises(FldiagError, match="no classes"):
+        take(data, "client:0/own", PARTS)
+    with pytest.raises(FldiagError, match=r"slice test .* is empty"):
+        take(data, "test")
+
+
+def test_the_embedded_sets_are_scikit_learns():
+    from sklearn import datasets
+
+    for name, source, sizes in (
+        ("digits", datasets.load_digits(), (1500, 297)),
+        ("iris", datasets.load_iris(), (120, 30)),
+    ):
+        data = load(name)
+        assert (len(data.train_y), len(data.test_y)) == sizes
+        labels = torch.cat([data.train_y, data.test_y]).bincount()
+        assert labels.tolist() == np.bincount(source.target).tolist()
+    both = torch.cat([load("digits").train_x, load("digits").test_x]).flatten(1).mul(16).numpy()
+    assert sorted(map(tuple, both)) == sorted(map(tuple, datasets.load_digits().data))
+    x = load("iris").train_x.double()
+    assert x.mean(0).abs().max() < 1e-6 and (x.std(0, correction=0) - 1).abs().max() < 1e-6

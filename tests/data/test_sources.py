@@ -1,0 +1,396 @@
+"""Where data come from: named sets in each of their layouts, files, folders, texts, factories; and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import datasets, transforms
+
+import fldiag
+from fldiag import registry
+from fldiag.data import named, text
+from fldiag.data.public import deal, load_public
+from fldiag.data.sources import load
+from fldiag.errors import FldiagError
+from fldiag.sections import DataSection, PartitionSection
+
+RNG = np.random.default_rng(0)
+KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLDIAG_DATA", str(tmp_path))
+    return tmp_path
+
+
+def arrays(shape=(28, 28), n=20, classes=10, dtype=np.uint8, **others):
+    x, y = RNG.integers(0, 256, (n, *shape)).astype(dtype), np.arange(n) % classes
+    return dict(zip(KEYS, (x, y, x[:5], y[:5]), strict=True)) | others
+
+
+def write(path, **content):
+    np.savez(path, **content)
+    return f"npz:{path}"
+
+
+def test_every_name_is_registered_with_its_variants():
+    names = set(named.SETS) | set(text.SETS) | {"digits", "iris"}
+    assert names <= set(registry.dataset.names())
+    assert "fedsol_paper" in registry.dataset.get("mnist").doc
+    for spec in named.SETS.values():
+        for variant in spec.variants.values():
+            assert len(variant.mean) == len(variant.std) == spec.shape[0]
+
+
+@pytest.mark.parametrize("preset", fldiag.catalogue("presets"))
+def test_the_data_of_every_preset_exist(preset):
+    section = fldiag.Config.load(preset).data
+    for name in filter(None, (section.name, section.public)):
+        base, _, variant = name.partition("@")
+        variants = named.SETS[base].variants if base in named.SETS else ()
+        assert base in registry.dataset and set(filter(None, (variant,))) <= set(variants)
+    assert section.variant is None or section.variant in named.SETS[section.name].variants
+
+
+@pytest.mark.parametrize("name", [name for name in named.SETS if name != "imagenet200"])
+def test_a_named_set_in_a_file_is_seen_as_its_variant_says(name, folder):
+    spec = named.SETS[name]
+    shape = spec.shape[1:] if spec.shape[0] == 1 else (*spec.shape[1:], 3)
+    content = arrays(shape, classes=spec.classes, n=2 * spec.classes)
+    write(folder / f"{name}.npz", **content)
+    for variant, show in spec.variants.items():
+        data = load(f"{name}@{variant}")
+        true = [transforms.ToTensor()(image) for image in content["test_images"]]
+        true = transforms.Normalize(show.mean, show.std)(torch.stack(true))
+        assert torch.equal(data.normalise(data.test_x), true.repeat(1, show.repeat, 1, 1))
+        assert (data.classes, data.augment) == (spec.classes, show.augment)
+    assert torch.equal(
+        load(name).batch(torch.arange(3)),
+        load(f"{name}@{next(iter(spec.variants))}").batch(torch.arange(3)),
+    )
+
+
+def test_validation_images_are_trained_on_where_the_papers_do_and_nowhere_else(folder):
+    content = arrays(val_images=np.zeros((3, 28, 28), np.uint8), val_labels=np.ones(3, int))
+    name = write(
+        folder / "pneumoniamnist.npz",
+        **content | {"train_labels": np.arange(20) % 2} | {"test_labels": np.arange(5) % 2},
+    )
+    write(folder / "mnist.npz", **content)
+    sizes = [len(load(n).train_y) for n in ("pneumoniamnist", "mnist", name)]
+    assert sizes == [23, 20, 20] and not load("pneumoniamnist").train_x[20:].any()
+
+
+def test_torchvisions_own_files_are_read_and_nothing_is_downloaded_unasked(folder, monkeypatch):
+    asked = []
+
+    class Cifar:
+        def __init__(self, root, download, train):
+            asked.append((str(root), download, train))
+            self.data = RNG.integers(0, 256, (10, 32, 32, 3)).astype(np.uint8)
+            self.targets = list(range(10))
+
+    monkeypatch.setattr(datasets, "CIFAR10", Cifar)
+    assert load("cifar10").train_x.shape == (10, 3, 32, 32)
+    load("cifar10", download=True)
+    assert asked == [(str(folder), d, t) for d in (False, True) for t in (True, False)]
+    monkeypatch.undo()
+    monkeypatch.setenv("FLDIAG_DATA", str(folder))
+    with pytest.raises(FldiagError, match=r"neither .*svhn.npz nor torchvision's SVHN"):
+        load("svhn")
+
+
+def pictures(home, counts, classes, size=(32, 32)):
+    for split, count in counts.items():
+        for name in classes:
+            (home / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = RNG.integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(home / split / name / f"p{i}.png")
+
+
+def rows(x):
+    return {row.numpy().tobytes() for row in x}
+
+
+def test_folders_of_pictures_are_decoded_once_and_split_as_the_variant_says(folder):
+    home = folder / "cinic10"
+    pictures(home, {"train": 3, "valid": 4, "test": 2}, [f"c{i}" for i in range(10)])
+    true = {
+        split: torch.stack(
+            [x for x, _ in datasets.ImageFolder(home / split, transforms.PILToTensor())]
+        )
+        for split in ("train", "valid", "test")
+    }
+    data = load("cinic10")
+    assert torch.equal(data.train_x, true["train"]) and torch.equal(data.test_x, true["test"])
+    assert data.train_y.tolist() == [i for i in range(10) for _ in range(3)]
+    enlarged = load("cinic10@enlarged")
+    assert torch.equal(enlarged.train_x, torch.cat([true["train"], true["valid"]]))
+    assert torch.equal(enlarged.test_x, true["test"])
+    drawn, everything = load("cinic10@fedproj"), rows(torch.cat([*true.values()]))
+    assert (len(drawn.train_y), len(drawn.test_y)) == (90 * 10 // 27, 90 * 3 // 27)
+    assert rows(drawn.train_x) | rows(drawn.test_x) <= everything
+    assert not rows(drawn.train_x) & rows(drawn.test_x)
+    packed = {f: f.stat().st_mtime_ns for f in (home / ".fldiag").iterdir()}
+    assert torch.equal(load("cinic10").train_x, data.train_x) and len(packed) == 3
+    assert {f: f.stat().st_mtime_ns for f in (home / ".fldiag").iterdir()} == packed
+    data.train_x.zero_()  # nothing reaches the file
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(home / "train" / "c0" / "p0.png")
+    assert not load("cinic10").train_x[0].any() and load("cinic10").train_x[1].any()
+    (home / "train" / "c0" / "p0.png").write_bytes(b"no picture")
+    with pytest.raises(FldiagError, match="cannot read the pictures"):
+        load("cinic10")
+    (home / "test" / "c9").rename(home / "test" / "d0")
+    (home / "train" / "c0" / "p0.png").unlink()
+    with pytest.raises(FldiagError, match="not the same 10 class folders"):
+        load("cinic10")
+
+
+def test_imagenet_is_shown_as_resize_and_centre_crop(folder):
+    pictures(
+        folder / "imagenet200", {"train": 1, "val": 1}, [f"n{i:03d}" for i in range(200)], (40, 50)
+    )
+    data, spec = load("imagenet200"), named.SETS["imagenet200"].variants["fedalign"]
+    image, _ = datasets.ImageFolder(folder / "imagenet200" / "val")[7]
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+    true = transforms.Compose([*steps, transforms.Normalize(spec.mean, spec.std)])(image)
+    assert data.shape == (3, 224, 224)
+    assert torch.equal(data.normalise(data.test_x[7:8])[0], true)
+
+
+def test_files_of_ones_own(folder):
+    gray = load(write(folder / "gray.npz", **arrays((8, 8))))
+    assert gray.shape == (1, 8, 8) and float(gray.batch(torch.arange(5)).max()) <= 1
+    colour = load(write(folder / "colour.npz", **arrays((8, 8, 3))))
+    assert colour.shape == (3, 8, 8)
+    table = load(write(folder / "table.npz", **arrays((4,))))
+    assert table.train_x.dtype == torch.float32 and table.train_x.max() > 1  # no pixels
+    assert load("table").name == "table" and load("table").fingerprint() == table.fingerprint()
+    numbers = load(
+        write(
+            folder / "y.npz",
+            **arrays((4,)) | {"train_labels": np.ones((20, 2)), "test_labels": np.ones((5, 2))},
+        )
+    )
+    assert numbers.regression and numbers.classes == 2
+
+
+NORMALISATIONS = {
+    "none": lambda x: x.float(),
+    "unit": lambda x: x / 255,
+    "0.5/0.25": lambda x: (x / 255 - 0.5) / 0.25,
+    "standard": lambda x: (
+        (x / 255 - (x / 255).mean((0, 2, 3), keepdim=True))
+        / (x / 255).std((0, 2, 3), keepdim=True, correction=0)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", NORMALISATIONS)
+def test_own_data_are_normalised_only_as_said(how, folder):
+    name = write(folder / "x.npz", **arrays((8, 8, 3)))
+    x = load(name).train_x
+    assert torch.equal(load(name).batch(torch.arange(20)), x / 255)
+    shown = load(DataSection(name=name, normalise=how)).batch(torch.arange(20))
+    assert torch.allclose(shown, NORMALISATIONS[how](x), atol=1e-5)
+
+
+DAMAGED = {
+    "lacks train_labels": lambda a: {k: v for k, v in a.items() if k != "train_labels"},
+    "arrays of Python objects": lambda a: a | {"train_labels": np.array([{}] * 20, dtype=object)},
+    "each example needs both": lambda a: a | {"train_labels": a["train_labels"][:-1]},
+    "targets torch.float32": lambda a: a | {"train_labels": a["train_labels"] * 1.0},
+    "targets torch.int64": lambda a: a | {"train_labels": a["train_labels"] - 1},
+    "label 50,000 among 25 examples": lambda a: a | {"train_labels": a["train_labels"] + 49_991},
+    "channels last": lambda a: a | {k: np.zeros((20, 3, 8, 8), np.uint8) for k in KEYS[::2]},
+    "train_images has shape": lambda a: a | {"train_images": np.zeros(20)},
+    "differ in shape or kind": lambda a: a | {"test_images": np.zeros((5, 9, 9), np.uint8)},
+}
+
+
+@pytest.mark.parametrize("words", DAMAGED)
+def test_damaged_files_are_one_sentence(words, folder):
+    with pytest.raises(FldiagError, match=words):
+        load(write(folder / "x.npz", **DAMAGED[words](arrays((8, 8)))))
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"name": "digit"}, "did you mean 'digits'"),
+        ({"name": "npz:none.npz"}, "no file none.npz"),
+        ({"name": "cifar10", "variant": "fedavg"}, "unknown variant of data set 'cifar10'"),
+        ({"name": "digits", "variant": "fedsol"}, "has no variants"),
+        ({"name": "bloodmnist"}, "no file .*bloodmnist.npz"),
+        ({"name": "cinic10"}, "cannot read the pictures .*cinic10/train"),
+        ({"name": "digits", "normalise": "unit"}, "does not fit its inputs"),
+        ({"name": "digits", "validation": 0.0001}, "0.0001 of 1500 training examples"),
+        ({"name": "made_up:data"}, "allow-code|not allowed|consent|allow"),
+    ],
+)
+def test_what_is_not_there_or_has_no_meaning(section, words):
+    with pytest.raises(FldiagError, match=words):
+        load(DataSection(**section))
+
+
+def test_a_named_set_of_something_else_is_refused(folder):
+    write(folder / "mnist.npz", **arrays((32, 32)))
+    with pytest.raises(FldiagError, match=r"not 10 of uint8 \[1, 28, 28\]"):
+        load("mnist")
+    write(folder / "mnist.npz", **arrays(classes=11))
+    with pytest.raises(FldiagError, match="hold 11 classes"):
+        load("mnist")
+
+
+def test_a_factory_returns_a_data_set_or_four_arrays(folder, monkeypatch):
+    (folder / "mine.py").write_text(
+        "import numpy as np\nfrom fldiag.data import load\n"
+        "def four(): return np.eye(4), [0, 1, 2, 3], np.eye(4)[:2], [0, 1]\n"
+        "def tokens(): return np.arange(8).reshape(4, 2), [0, 1, 0, 1], np.ones((1, 2), int), [1]\n"
+        "def ready(): return load('iris')\n"
+        "def wrong(): return 3\n"
+        "def broken(): return 1 / 0\n"
+    )
+    monkeypatch.chdir(folder)
+    built = {n: load(f"mine:{n}", allow_code={f"mine:{n}"}) for n in ("four", "tokens", "ready")}
+    assert built["four"].shape == (4,) and built["four"].classes == 4
+    assert built["tokens"].tokens and built["ready"].name == "iris"
+    for name, words in (("wrong", "returned a int"), ("broken", "ZeroDivisionError")):
+        with pytest.raises(FldiagError, match=words):
+            load(f"mine:{name}", allow_code={f"mine:{name}"})
+
+
+# -- validation
+
+
+def test_validation_takes_its_share_of_the_training_examples_and_no_test_example():
+    whole, data = load("digits"), load(DataSection(name="digits", validation=0.1))
+    assert (len(data.train_y), len(data.test_y)) == (1350, 150)
+    assert rows(data.train_x) | rows(data.test_x) == rows(whole.train_x)
+    assert not rows(data.test_x) & rows(whole.test_x) - rows(whole.train_x)
+    share = data.test_y.bincount() - whole.train_y.bincount() * 0.1
+    assert share.abs().max() <= 1 and data.fingerprint() != whole.fingerprint()
+
+
+def test_a_run_with_validation_is_judged_by_it_and_refuses_a_partition_of_the_whole(folder):
+    start = fldiag.Config.load("digits", rounds=1, train__epochs=1, model__name="mlp")
+    run = fldiag.train(start.replace(data__validation=0.2), out=folder / "run")
+    table = run.metrics
+    n = table[(table["metric"] == "accuracy") & (table["slice"] == "test")]["n_examples"]
+    assert set(n) == {300}
+    plan = {"data__validation": 0.2, "partition": {"kind": "file", "path": str(folder / "run")}}
+    with pytest.raises(FldiagError, match="validation takes examples away"):
+        fldiag.train(start.replace(**plan), out=folder / "other")
+
+
+# -- public data
+
+
+@pytest.mark.parametrize("size", [None, 30])
+def test_public_data_are_drawn_from_another_set_or_leave_the_private_one(size, folder):
+    private = load("digits")
+    section = DataSection(name="digits", public="holdout:101", public_size=size)
+    public = load_public(section, private, seed=3)
+    parts = deal(private, PartitionSection(kind="iid", seed=3), 7, "holdout:101")
+    clients = np.concatenate(parts)
+    assert len(public) == (size or 101) and len(clients) == len(np.unique(clients)) == 1399
+    held_out = np.setdiff1d(np.arange(1500), clients)
+    assert rows(public) <= rows(private.batch(torch.from_numpy(held_out)))
+    shares = private.train_y[held_out].bincount() - private.train_y.bincount() * 101 / 1500
+    assert shares.abs().max() <= 1
+    other = write(folder / "other.npz", **arrays((8, 8)))
+    from_other = load_public(section.model_copy(update={"public": other}), private, seed=3)
+    assert len(from_other) == min(size or 25, 25) and from_other.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("public", "words"),
+    [
+        ("iris", r"shape \(4,\)"),
+        ("digits", "use other data than the private ones"),
+        ("holdout:1500", "N from 1 to 1499"),
+        ("holdout:few", "N from 1 to 1499"),
+    ],
+)
+def test_public_data_that_cannot_be(public, words):
+    with pytest.raises(FldiagError, match=words):
+        load_public(DataSection(name="digits", public=public), load("digits"), seed=0)
+
+
+# -- texts
+
+FILMS = [(("bad", "good")[i % 2], f"the film {i % 7} a story, {i % 3}!") for i in range(60)]
+
+
+@pytest.fixture
+def films(folder):
+    lines = [
+        f'{label},"{words}",{"test" if i % 5 == 0 else "train"}'
+        for i, (label, words) in enumerate(FILMS)
+    ]
+    (folder / "films.csv").write_text("\n".join(["label,text,split", *lines]))
+    return DataSection(name=f"csv:{folder / 'films.csv'}", vocabulary=80, length=10)
+
+
+def test_words_are_those_of_the_vocabulary_and_others_are_spelled():
+    words = text.Words.learn([("the film the film the", "A film")], pieces=40, length=12)
+    numbers = words.numbers([("The film!",), ("film the", "a mile")])
+    assert numbers.dtype == torch.int32 and numbers.shape == (2, 12)
+    start, the, film, unknown, end = numbers[0, :5].tolist()
+    assert (start, unknown, end) == (text.START, text.UNKNOWN, text.END)
+    assert numbers[1, :3].tolist() == [text.START, film, the]
+    assert set(numbers[0, 5:].tolist()) == {text.PAD}
+    assert numbers[1].tolist().count(text.END) == 2  # a pair has two ends
+    assert not (numbers[1] == text.UNKNOWN).any()  # mile: m ##i ##l ##e
+    other = text.Words.learn([("A film", "the film the film the")], pieces=40, length=12)
+    assert other.spec == words.spec
+    with pytest.raises(FldiagError, match="the characters of the texts alone need"):
+        text.Words.learn([("abcdefgh",)], pieces=10, length=4)
+
+
+def test_a_table_of_texts_in_every_layout_gives_the_same_tokens(films, folder):
+    data = load(films)
+    assert (len(data.train_y), len(data.test_y), data.classes) == (48, 12, 2)
+    assert data.train_y.tolist() == [("bad", "good").index(FILMS[i][0]) for i in range(60) if i % 5]
+    assert data.batch(torch.arange(3)).dtype == torch.int64 and data.shape == (10,)
+    for name in ("films", "sst2"):
+        (folder / name).mkdir()
+        for split in ("train", "test"):
+            lines = [
+                f"{a}\t{b}" for i, (a, b) in enumerate(FILMS) if (i % 5 == 0) == (split == "test")
+            ]
+            stem = {"films": folder / "films" / split, "sst2": folder / f"sst2_{split}"}[name]
+            stem.with_suffix(".tsv").write_text("\n".join(["label\ttext", *lines]) + "\n")
+    for name in (f"csv:{folder / 'films'}", "sst2"):
+        again = load(films.model_copy(update={"name": name}))
+        assert torch.equal(again.train_x, data.train_x) and torch.equal(again.test_y, data.test_y)
+    fewer = load(films.model_copy(update={"examples": 10}))
+    assert fewer.train_y.bincount().tolist() == [5, 5] and len(fewer.test_y) == 12
+
+
+def test_public_texts_are_sentences_in_the_private_tokens(films, folder):
+    lines = [f'{i % 3},"one {i}","it is a film",{"test" if i == 8 else "train"}' for i in range(9)]
+    (folder / "pairs.csv").write_text("\n".join(["label,premise,hypothesis,split", *lines]))
+    private = load(films)
+    section = films.model_copy(update={"public": f"csv:{folder / 'pairs.csv'}"})
+    public = load_public(section, private, seed=0)
+    assert torch.equal(public[1:2], private.words.numbers([("it is a film",)]).long())
+    assert public.shape == (10, 10)  # nine sentences, and one that all pairs share
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("label,text\n0,a\n", "no column 'split'"),
+        ("label,text,split\n0,a,train\n", "a split has 0 texts"),
+        ("kind,words,split\n0,a,train\n1,b,test\n", "the columns kind, words, split"),
+        ('label,text,split\n0,"a,train\n', "is not a readable table"),
+        ("", "is not a readable table"),
+    ],
+)
+def test_a_table_with_something_missing(content, words, folder):
+    (folder / "bad.csv").write_text(content)
+    with pytest.raises(FldiagError, match=words):
+        load(f"csv:{folder / 'bad.csv'}")

@@ -1,0 +1,200 @@
+"""Where work runs decides nothing but the time: results, their order, and what a worker that dies says."""
+
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fldiag
+from fldiag import execution
+from fldiag.errors import FldiagError
+from fldiag.execution import check_executor, open_pool, shard_of
+
+
+def draw(state, seed):
+    """A sum whose last bits depend on the number of threads, and a draw from PyTorch's global generator."""
+    torch.manual_seed(seed)
+    return float((state * torch.randn(len(state))).sum()), torch.get_num_threads()
+
+
+def die(state, unit):
+    if unit == 3:
+        os._exit(9)
+    time.sleep(0.2)
+    return unit
+
+
+def lack_memory(state, unit):
+    raise MemoryError
+
+
+def folders(state, unit):
+    return sys.path
+
+
+@pytest.fixture(autouse=True)
+def _workers_find_this_file(monkeypatch):
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+
+
+@pytest.fixture(scope="module")
+def state():
+    return torch.randn(100_003, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "executor", ["processes:2", "threads", pytest.param("dask", marks=pytest.mark.slow)]
+)
+def test_results_are_those_of_this_process_in_order(state, executor):
+    executor = ThreadPoolExecutor(2) if executor == "threads" else executor
+    with open_pool("serial", draw, state, threads=1) as pool:
+        here = list(pool.map(range(7)))
+    with open_pool(executor, draw, state, threads=1) as pool:
+        assert list(pool.map(range(7))) == here
+        assert [r for _, r in sorted(pool.completed(range(7)))] == here
+    assert {threads for _, threads in here} == {1}
+
+
+@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
+    with (
+        open_pool(executor, die, None, name=lambda unit: f"unit {unit}") as pool,
+        pytest.raises(FldiagError, match=r"unit 3: its worker died.*--resume"),
+    ):
+        list(pool.map(range(6)))
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes:1"])
+def test_a_unit_that_lacks_memory_is_named(executor):
+    with (
+        open_pool(executor, lack_memory, None) as pool,
+        pytest.raises(FldiagError, match=r"^7: out of memory"),
+    ):
+        list(pool.map([7]))
+
+
+@pytest.mark.slow
+def test_a_cluster_with_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(execution, "version", lambda: "99.9")
+    with pytest.raises(FldiagError, match="install the same versions"):
+        open_pool("dask", draw, None)
+
+
+def test_what_cannot_be_sent_is_refused():
+    with pytest.raises(FldiagError, match="cannot be sent to worker processes"):
+        open_pool("processes:2", draw, lambda: 0)
+
+
+@pytest.mark.parametrize(
+    "executor", ["threads", "processes:0", "processes:", "dask:8786", "serial:2", 3]
+)
+def test_what_is_no_executor_is_refused(executor):
+    with pytest.raises(FldiagError, match="executor"):
+        check_executor(executor)
+
+
+def test_a_scheduler_that_does_not_answer():
+    with pytest.raises(FldiagError, match="no workers with fldiag"):
+        open_pool("dask:tcp://127.0.0.1:9", draw, None)
+
+
+def test_shards_are_all_of_a_plan_each_item_once():
+    parts = [shard_of(range(10), f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(itertools.chain(*parts)) == list(range(10)) and shard_of("ab", None) == ["a", "b"]
+    for text in ("0/3", "4/3", "1", "a/b"):
+        with pytest.raises(FldiagError):
+            shard_of(range(10), text)
+
+
+@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+def test_workers_do_not_import_from_the_working_directory(executor, tmp_path):
+    for name in ("multiprocessing", "signal"):
+        (tmp_path / f"{name}.py").write_text("open('HIT', 'a').write('x')\nraise ImportError\n")
+    code = (
+        f"from fldiag.execution import open_pool; from test_executors import folders\n"
+        f"if __name__ == '__main__':\n with open_pool({executor!r}, folders, None) as pool: print(list(pool.map([1, 2])))"
+    )
+    script = tmp_path.parent / "script.py"
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) not in done.stdout.split("'") and not (tmp_path / "HIT").exists()
+
+
+@pytest.fixture(scope="module")
+def config():
+    return fldiag.Config.load(
+        "digits",
+        rounds=2,
+        model__name="mlp",
+        model__hidden=[8],
+        clients__total=6,
+        clients__per_round=3,
+        train__epochs=1,
+        method__name="scaffold",
+        checkpoint__clients="sampled",
+    )
+
+
+@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+def test_training_and_diagnostics_give_the_same_bits(config, executor, tmp_path):
+    here = fldiag.train(config, out=tmp_path / "here")
+    there = fldiag.train(config, out=tmp_path / "there", executor=executor)
+    for r in (1, 2):
+        a, b = here.checkpoint(r), there.checkpoint(r)
+        assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+        assert np.array_equal(a.clients, b.clients)
+    rows = [run.metrics.drop(columns="run") for run in (here, there)]
+    pd.testing.assert_frame_equal(*rows, check_exact=True)
+    tables = [
+        fldiag.diagnose(here, "drift", executor=where, samples=20) for where in ("serial", executor)
+    ]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
+
+
+def test_a_run_whose_worker_died_goes_on_with_the_same_bits(config, tmp_path):
+    config = config.replace(rounds=4)
+    whole = fldiag.train(config, out=tmp_path / "whole")
+
+    def kill(event):
+        if event["event"] == "round" and event["round"] == 2:
+            multiprocessing.active_children()[0].kill()
+
+    with pytest.raises(FldiagError, match=r"its worker died.*--resume"):
+        fldiag.train(config, out=tmp_path / "other", executor="processes:1", on_event=kill)
+    other = fldiag.train(config, out=tmp_path / "other", executor="processes:1", resume=True)
+    a, b = whole.checkpoint(4), other.checkpoint(4)
+    assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+
+
+def blocked(_, unit):
+    return "SigBlk:\t0000000000000002\n" in Path("/proc/self/status").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_workers_leave_ctrl_c_to_the_main_process(executor):
+    words = (
+        f"from fldiag.execution import open_pool; from test_executors import blocked\n"
+        f"if __name__ == '__main__':\n with open_pool({executor!r}, blocked, None) as pool: print(*pool.map([1, 2]))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, env=environment
+    )
+    assert ran.stdout == "True True\n", ran.stderr

@@ -1,0 +1,96 @@
+"""Names: of what is registered, of other packages and of a user's code; lists import no PyTorch."""
+
+import importlib.metadata
+import subprocess
+import sys
+import types
+
+import pytest
+
+import fldiag
+from fldiag import names, registry
+from fldiag.errors import FldiagError
+from fldiag.user_code import check, consent, load_user
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list", "methods"], ["list", "presets"], ["--version"]]
+)
+def test_lists_and_help_import_no_torch(words):
+    code = f"import sys; sys.argv[1:] = {words!r}; from fldiag.cli import main\ntry: main()\nexcept SystemExit as end: assert not end.code\nassert not {{'torch', 'pandas', 'matplotlib'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "diagnostics"])
+def test_names_read_from_the_sources_are_those_registered(kind):
+    entries = getattr(registry, names.KINDS[kind][0])
+    own = [n for n in entries.names() if entries.get(n).build.__module__.startswith("fldiag.")]
+    listed = names.built_in(kind)
+    assert sorted(listed) == sorted(own)
+    assert {n: listed[n].summary for n in own} == {n: entries.get(n).headline for n in own}
+    if kind == "diagnostics":
+        assert {n: listed[n].on for n in own} == {n: entries.get(n).on for n in own}
+
+
+def test_a_file_is_found_by_its_name_and_names_the_nearest():
+    assert "fedprox" in registry.method and "fedprx" not in registry.method
+    with pytest.raises(FldiagError, match="did you mean 'fedprox'"):
+        registry.method.get("fedprx")
+    with pytest.raises(FldiagError, match="registered twice"):
+        registry.method("fedavg")(lambda: None)
+
+
+def test_options_are_those_of_the_signature():
+    entry = registry.method.get("fedprox")
+    assert entry.validate({}) == {"mu": 1.0} and "Local SGD" in registry.method.get("fedavg").doc
+    for wrong, word in (({"muu": 1}, "did you mean 'mu'"), ({"mu": -1}, "mu = -1")):
+        with pytest.raises(FldiagError, match=word):
+            entry.validate(wrong)
+
+
+def test_other_packages_bring_entries_and_a_broken_one_is_one_error(monkeypatch):
+    module = types.ModuleType("bumpy")
+    module.build = lambda problem: registry.table([{"metric": "bumps", "value": 3.0}])
+    module.build.__module__, module.build.__doc__ = "bumpy", "How many bumps."
+    monkeypatch.setitem(sys.modules, "bumpy", module)
+    monkeypatch.setattr(registry.diagnostic, "entries", dict(registry.diagnostic.entries))
+    points = [
+        importlib.metadata.EntryPoint("bumps", "bumpy:build", "fldiag.diagnostics"),
+        importlib.metadata.EntryPoint("broken", "nowhere_to_be_found:build", "fldiag.diagnostics"),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    assert {"bumps", "broken"} <= set(registry.diagnostic.names())
+    assert "broken" in fldiag.catalogue("diagnostics")
+    with pytest.raises(FldiagError, match="registers no diagnostic"):
+        registry.diagnostic.get("bumps")
+    registry.diagnostic("bumps")(module.build)
+    assert registry.diagnostic.get("bumps").headline == "How many bumps."
+    with pytest.raises(FldiagError, match=r"'broken' of the package .* cannot be used"):
+        registry.diagnostic.get("broken")
+    assert registry.diagnostic.get("spectrum").name == "spectrum"
+
+
+def test_user_code_is_imported_only_with_consent(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    (tmp_path / "mymod.py").write_text("open('HIT', 'w').close()\ndef build(): return 7\n")
+    with pytest.raises(FldiagError, match="--allow-code mymod:build"):
+        load_user("mymod:build", ())
+    with pytest.raises(FldiagError, match=r"a file names model\.name = 'mymod:build'"):
+        check({"model": {"name": "mymod:build"}}, {"other:x"}, "a file")
+    assert not (tmp_path / "HIT").exists() and str(tmp_path) not in sys.path
+    assert load_user("mymod:build", {"mymod:build"})() == 7
+    for name, word in (("mymod:biuld", "did you mean 'build'"), ("gone:x", "cannot import gone")):
+        with pytest.raises(FldiagError, match=word):
+            load_user(name, {name})
+    assert consent("a.b:c") == {"a.b:c"}
+    with pytest.raises(FldiagError, match=r"not pkg\.mod:name"):
+        consent(["digits"])
+
+
+def test_a_stored_config_gives_no_consent_and_a_config_of_the_user_does():
+    own = fldiag.Config.load("digits", model__name="mine:net")
+    stored = fldiag.Config.from_stored(own.model_dump())
+    assert own.allowed_code == {"mine:net"} and not stored.allowed_code
+    assert stored.allow("mine:net").allowed_code == {"mine:net"}
+    assert not stored.replace(rounds=3).allowed_code

@@ -1,0 +1,85 @@
+"""Sweeps: every combination, each as if trained alone."""
+
+import pytest
+import torch
+from helpers import config
+
+import fldiag
+from fldiag.errors import FldiagError
+from fldiag.training import rounds, sweep
+
+
+def test_combinations_in_order():
+    over = {"method.name": ["fedavg", "fedprox"], "seed": [0, 1]}
+    assert [tuple(keys.values()) for keys in sweep.combinations(over)] == [
+        ("fedavg", 0),
+        ("fedavg", 1),
+        ("fedprox", 0),
+        ("fedprox", 1),
+    ]
+    assert sweep.combinations({}) == [{}]
+    with pytest.raises(FldiagError, match="has no values"):
+        sweep.combinations({"seed": []})
+
+
+def test_every_method_gets_what_the_preset_says_of_it():
+    average, distil, staged = sweep.configs(
+        "digits", {"method.name": ["fedavg", "feddf", "fedalign"]}
+    )
+    assert (average.data.public, distil.data.public) == (
+        None,
+        "holdout:200",
+    ) and staged.model.name == "small_resnet"
+    (inner,) = sweep.configs("digits", {"method.name": ["perfedavg"]})
+    assert inner.method.options["inner_lr"] == 0.02
+    with pytest.raises(FldiagError, match="same run"):
+        sweep.configs("digits", {"seed": [1, 1]})
+
+
+def test_a_run_of_a_sweep_is_the_run_alone_and_is_read_again(tmp_path):
+    start = config(rounds=2)
+    runs = fldiag.sweep(
+        start, {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}, out=tmp_path / "all"
+    )
+    alone = rounds.train(start.replace(method__name="scaffold", seed=1), out=tmp_path / "alone")
+    assert [(r.config.method.name, r.config.seed) for r in runs][-1] == ("scaffold", 1)
+    assert all(
+        torch.equal(w, runs[-1].checkpoint().state[n]) for n, w in alone.checkpoint().state.items()
+    )
+    events = []
+    again = fldiag.sweep(
+        start,
+        {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]},
+        out=tmp_path / "all",
+        on_event=events.append,
+    )
+    assert [r.path for r in again] == [r.path for r in runs] and not events
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+def test_where_the_runs_are_trained_does_not_show(executor, tmp_path):
+    start, over = config(rounds=2), {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}
+    events = []
+    here = fldiag.sweep(start, over, out=tmp_path / "here")
+    there = fldiag.sweep(
+        start, over, out=tmp_path / "there", executor=executor, on_event=events.append
+    )
+    assert sorted(e["path"] for e in events) == sorted(str(run.path) for run in there)
+    for one, other in zip(here, there, strict=True):
+        assert one.path.name == other.path.name and one.metrics.equals(other.metrics)
+        assert all(
+            torch.equal(w, other.checkpoint().state[n]) for n, w in one.checkpoint().state.items()
+        )
+
+
+def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
+    start, over = config(rounds=1), {"method.name": ["fedavg", "fedprox"], "seed": [0, 1]}
+    parts = [sweep.sweep(start, over, out=tmp_path, shard=f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(run.path for part in parts for run in part) == sorted(tmp_path.iterdir()) and [
+        len(p) for p in parts
+    ] == [2, 1, 1]
+    events = []
+    assert (
+        len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == 4 and events == []
+    )
