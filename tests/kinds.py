@@ -20,7 +20,6 @@ from fldiag.diagnostics import (
 )
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
-from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.lora import picture as lora
@@ -384,26 +383,6 @@ def adapters():
     )
 
 
-def examined(runs):
-    severities = list(doctor.MARKS)
-    return doctor.draw(
-        table(
-            [
-                dict(
-                    run=f"digits-fedavg-s{s}",
-                    metric=f"check{i}",
-                    title=f"a check of the kind number {i}",
-                    stored="1..30",
-                    severity=severities[(i + s) % len(severities)],
-                    rounds="3..5, 9",
-                )
-                for s in range(runs)
-                for i in range(12)
-            ]
-        )
-    )
-
-
 def differing():
     rows = [
         dict(
@@ -479,8 +458,6 @@ KINDS = {
     "paths": lambda: connected(3),
     "paths, many": lambda: connected(5),
     "adapters": adapters,
-    "doctor": lambda: examined(1),
-    "doctor, many": lambda: examined(5),
     "difference": differing,
     "trajectory": travelled,
 }

@@ -166,7 +166,7 @@ def test_a_file_that_is_damaged_or_repaired_gives_another_answer(tmp_path):
 
     assert intact() == ["healthy"]
     file.write_bytes(content[: len(content) // 2] + bytes(1) + content[len(content) // 2 + 1 :])
-    assert intact() == ["warning"]
+    assert intact() == ["fault"]
     file.write_bytes(content)
     assert intact() == ["healthy"]
 

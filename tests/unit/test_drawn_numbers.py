@@ -140,7 +140,6 @@ def test_drawn_numbers_are_the_tables(name, ending, draw):
 
 #: Diagnostics whose pictures are compared with their tables elsewhere.
 ELSEWHERE = {
-    "doctor": "test_doctor.py",
     "flatness": "test_flatness.py",
     "geometry": "test_geometry.py",
     "landscape": "test_landscape.py",

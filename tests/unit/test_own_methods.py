@@ -124,11 +124,10 @@ def test_a_run_that_names_it_is_data(folder):
 
 
 def test_the_doctor_supposes_nothing_of_a_method_that_it_may_not_import(folder):
-    from fldiag.diagnostics.doctor.case import Case
+    from fldiag.diagnostics.doctor.facts import about_run
 
     run = train.train(config("mine_methods:pull"), out=folder / "run")
-    assert Case(run, {}).slots >= {"server", "send", "correct"}
-    assert Case(run.allow("mine_methods:pull"), {}).slots == {"correct"}
+    assert about_run(run).rule == "other"
 
 
 def test_sweeps_take_it(folder):

@@ -2,109 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
-from inspect import getdoc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field, SkipValidation
 
 from fldiag.choices import Device, Download, Root
-from fldiag.diagnostics.doctor.checks import described
-from fldiag.diagnostics.doctor.findings import (
-    FAULT,
-    HEALTHY,
-    INFORMATION,
-    SEVERITIES,
-    UNCHECKED,
-    WARNING,
-)
+from fldiag.diagnostics.doctor.findings import SEVERITIES, Finding, joined
+from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.table import Row, table
 from fldiag.runs.run import Run
 
-#: Severities of what was found, from the worst on.
-FINDINGS = (FAULT, WARNING, INFORMATION)
 
-
-def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """Of every run, a line of counts; the findings; what was not checked, and why."""
-    for run, part in table.groupby("run", sort=False):
-        count = part["severity"].value_counts()
-        checks = part["metric"].nunique()
-        counts = {
-            "run": run,
-            "checks": checks,
-            "checked": checks - int(count.get(UNCHECKED, 0)),
-            "findings": int(sum(count.get(s, 0) for s in FINDINGS)),
-            **{s: int(count.get(s, 0)) for s in SEVERITIES},
-        }
-        faults, warnings = (
-            f"{count.get(s, 0)} {s}{'' if count.get(s, 0) == 1 else 's'}" for s in (FAULT, WARNING)
-        )
-        yield Say(
-            f"{run}: {faults}, {warnings}, {count.get(INFORMATION, 0)} for "
-            f"information; {count.get(HEALTHY, 0)} of {checks} checks found nothing, {count.get(UNCHECKED, 0)} could not "
-            "be run",
-            {"counts": counts},
-        )
-    findings = table[table["severity"].isin(FINDINGS)].sort_values(
-        "severity", key=lambda s: s.map(SEVERITIES.index), kind="stable"
-    )
-    findings = findings.assign(where=[describe_place(row) for _, row in findings.iterrows()])
-    columns = ["severity", "what", "where", "evidence", "remedy"]
-    if table["run"].nunique() > 1:
+def summary(rows: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """A line of counts for every run, the findings, and what was not checked."""
+    for run, part in rows.groupby("run", sort=False):
+        count = {s: int((part["severity"] == s).sum()) for s in SEVERITIES}
+        text = ", ".join(f"{n} {s}" for s, n in count.items())
+        yield Say(f"{run}: {text}", {"counts": {"run": run, **count}})
+    columns = ["severity", "what", "rounds", "evidence", "remedy"]
+    if rows["run"].nunique() > 1:
         columns.insert(0, "run")
-    yield Small(findings[columns].to_dict("records"), {name: name for name in columns})
-    skipped = table[table["severity"] == UNCHECKED]
-    for why, part in skipped.groupby("evidence", sort=False):
-        titles, runs = part["title"].unique().tolist(), part["run"].unique().tolist()
-        names = f" ({', '.join(runs)})" if len(runs) < table["run"].nunique() else ""
-        remedy = next(iter(part["remedy"].dropna()), None)
-        yield Note(
-            f"not checked, {why}{names}: {', '.join(titles)}" + (f"; {remedy}" if remedy else ""),
-            {
-                "unchecked": {
-                    "runs": runs,
-                    "checks": part["metric"].unique().tolist(),
-                    "why": str(why).removeprefix("because "),
-                    "remedy": remedy,
-                }
-            },
-        )
+    found = rows[rows["severity"].isin(SEVERITIES[:2])].sort_values("severity", kind="stable")
+    yield Small(found[columns].to_dict("records"), {name: name for name in columns})
+    unchecked = rows[rows["severity"] == "not checked"]
+    for why, part in unchecked.groupby("evidence", sort=False):
+        checks, runs = part["metric"].unique().tolist(), part["run"].unique().tolist()
+        about = {"runs": runs, "checks": checks, "why": why}
+        yield Note(f"not checked, because {why}: {', '.join(checks)}", {"unchecked": about})
 
 
-def describe_place(row: Mapping[str, Any]) -> str:
-    """Rounds, clients and layer of a finding, in words."""
-    texts = []
-    if isinstance(row["rounds"], str):
-        texts.append(f"round{'s' * (not row['rounds'].isdigit())} {row['rounds']}")
-    if not pd.isna(row["client"]):
-        texts.append(str(row["who"]))
-    if not pd.isna(row["layer"]):
-        texts.append(str(row["layer"]))
-    return ", ".join(texts) or "the run"
+def fails(rows: pd.DataFrame) -> bool:
+    """Whether there is a fault."""
+    return bool((rows["severity"] == "fault").any())
 
 
-def fails(table: pd.DataFrame) -> bool:
-    """Whether there is a fault or a warning."""
-    return bool(table["severity"].isin([FAULT, WARNING]).any())
-
-
-def alarms(table: pd.DataFrame) -> list[str]:
-    """Faults, then warnings."""
-    return [
-        str(text)
-        for kind in (FAULT, WARNING)
-        for text in table.loc[table["severity"] == kind, "what"]
-    ]
+def alarms(rows: pd.DataFrame) -> list[str]:
+    """Faults, then hints."""
+    return [str(w) for s in SEVERITIES[:2] for w in rows.loc[rows["severity"] == s, "what"]]
 
 
 @diagnostic(
     "doctor",
     on="runs",
-    draw="fldiag.diagnostics.doctor.picture:draw",
     summary=summary,
     fails=fails,
     alarms=alarms,
@@ -141,33 +84,67 @@ def doctor(
     download: Download = False,
     device: Device = "auto",
 ) -> pd.DataFrame:
-    """Check a run for faults: runs of fldiag, recorded loops, Flower runs and converted folders.
+    """Check a run for faults: eleven checks, each with one statistic and one limit.
 
-    A row a finding: ``metric`` is the check, ``severity`` fault, warning or information, then ``what``, where (``rounds``,
-    ``client``, ``layer``), ``evidence``, ``consequence``, ``remedy``. A check that found nothing has one row: healthy, with what
-    it looked at, or not checked, because something was missing. With --strict the command ends with exit code 3 where there is
-    a fault or a warning; information never counts.
+    A row a finding: ``metric`` is the check, ``severity`` fault or hint, then ``what``, ``evidence``, ``remedy`` and where
+    (``rounds``, ``client``, ``layer``). A check that found nothing has one row: healthy, or not checked and why.
 
-    The statistical checks (those with a ``p_value``) share one error rate: Holm's procedure over all their tests, clients and
-    tails of a run keeps the chance of any false alarm at 1 %. The others compare bits, or numbers with a fixed limit.
+    A fault is arithmetic that anybody can repeat: the aggregate is not the mean that the run states, NaN, uploads that are
+    equal to the bit, training on test examples. A hint is statistics, and may have another cause. With --strict a fault ends
+    the command with exit code 3; a hint never does.
 
+    ``finite aggregate starts updates buffers sampling`` need the clients' weights alone; ``data own_data test_data reported
+    learning`` need the model and the data too.
     """
-    targets = [run if model is None and data is None else _with(run, model, data) for run in runs]
-    from fldiag.diagnostics.doctor.examine import examine
-
-    return examine(
-        targets,
-        {"samples": samples, "root": root, "download": download, "device": device},
-    )
+    options = {"samples": samples, "root": root, "download": download, "device": device}
+    tables = [_examine(run, options, model, data) for run in runs]
+    return pd.concat(tables, ignore_index=True)
 
 
-def _with(run: Run, model: Any, data: Any) -> Run:
-    target = copy(run)
-    target.model, target.data = (
-        model if model is not None else run.model,
-        data if data is not None else run.data,
-    )
-    return target
+def _examine(run: Run, options: dict[str, Any], model: Any, data: Any) -> pd.DataFrame:
+    """The findings on one run."""
+    from fldiag.diagnostics.doctor.examples import EXAMPLE_CHECKS
+    from fldiag.diagnostics.doctor.facts import about_run, evaluate, read_facts
+    from fldiag.diagnostics.doctor.weights import WEIGHT_CHECKS
+
+    about = about_run(run)
+    facts = list(read_facts(run, about))
+    has_clients = any(round.grams for round in facts)
+    rows: list[Row] = []
+    check: Callable[..., Iterator[Finding]]
+    for check in WEIGHT_CHECKS:
+        is_possible = has_clients or check.__name__ == "finite"
+        rows += _rows(check, facts, about, "" if is_possible else "no client weights are stored")
+    models, reason = None, ""
+    try:
+        models = evaluate(run, options, model, data)
+    except (FldiagError, RuntimeError) as error:  # RuntimeError: a model that does not fit its data
+        reason = str(error).split("\n", 1)[0]
+    for check in EXAMPLE_CHECKS:
+        rows += _rows(check, models, about, reason)
+    return table(rows, run=run.name, method=about.method, seed=about.seed)
 
 
-doctor.__doc__ = f"{getdoc(doctor)}\n\n{described()}"
+def _rows(check: Callable[..., Iterator[Finding]], subject: Any, about: Any, why: str) -> list[Row]:
+    """The rows of a check; ``why`` it cannot be made, "" where it can."""
+    name = check.__name__
+    columns = ("what", "remedy", "rounds", "round", "client", "layer", "value")
+    common: Row = {"metric": name, "estimator": "exact", **dict.fromkeys(columns)}
+    findings: list[Finding] = []
+    try:
+        findings = [] if why else list(check(subject, about))
+    except FldiagError as error:
+        why = error.what
+    if why or not findings:
+        return [
+            {**common, "severity": "not checked" if why else "healthy", "evidence": why or None}
+        ]
+    return [
+        {
+            **common,
+            **vars(f),
+            "rounds": joined(f.rounds, 10) or None,
+            "round": min(f.rounds, default=None),
+        }
+        for f in findings
+    ]
