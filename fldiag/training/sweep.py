@@ -154,7 +154,7 @@ def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
     rows = []
     for run, keys in zip(runs, combinations(over), strict=True):
         frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
-        last = frame.groupby("metric")["value"].last().reindex(METRICS)
+        last = frame.groupby("metric")["value"].last().astype(float).reindex(METRICS)
         has_failed = failure(run) is not None
         texts = {key: str(value) for key, value in keys.items() if key != "seed"}
         rows.append({**texts, "diverged": has_failed, **({} if has_failed else last)})

@@ -86,7 +86,7 @@ def lacking(trained):
         (["plain.pt"], "--data digits"),
         (["plain.pt", "plain.pt"], "--data digits"),
         (["plain.pt", "--data", "digits"], "--model NAME"),
-        (["alone.pt", "--data", "npz:nowhere.npz"], "path"),
+        (["alone.pt", "--data", "npz:nowhere.npz"], "leave out this condition"),
         (["alone.pt", "--data", "nowhere:f"], "install it"),
         (["nan.pt", "--model", "mlp", "--data", "digits"], "from before the training diverged"),
         (["alone.pt", "--fail-if", "forgetting > 0.2"], "run"),

@@ -74,12 +74,6 @@ def test_the_help_has_six_groups():
     assert groups == ["Options", "Start", "Weights", "Clients", "Compare", "Papers", "Files"]
 
 
-@pytest.mark.parametrize("verb", ["landscape", "spectrum"])
-def test_rare_options_stand_in_a_group_of_their_own(verb):
-    common, rare = run(verb, "--help").stdout.split(" Advanced ")
-    assert "--max-products" in rare and "--max-products" not in common and "--samples" in common
-
-
 def verbs(group=commands(), before=""):
     for name, command in group.commands.items():
         yield from (
@@ -143,14 +137,12 @@ def test_dry_run_writes_nothing_and_says_how_large(tmp_path):
 
 
 def test_landscape_of_a_run_checkpoint(trained):
-    result = run(
-        "landscape", trained / "rounds" / "0003.safetensors", *PNG, "--points", 5, "--samples", 200
-    )
+    result = run("landscape", trained / "rounds" / "0003.safetensors", *PNG, "--samples", 200)
     png = last(result)
     assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
     stem = png.name.removesuffix(".png")
     frame = pd.read_csv(png.with_name(stem + ".csv"))
-    assert (frame["metric"] == "loss").sum() == 25 and (frame["n_examples"] == 200).all()
+    assert (frame["metric"] == "loss").sum() >= 11**2 and (frame["n_examples"] == 200).all()
     about = json.loads(png.with_name(stem + ".json").read_text())
     assert len(next(iter(about["checkpoints"].values()))["sha256"]) == 64
     assert "<html" in png.with_name(stem + ".html").read_text()[:2000].lower()
@@ -162,8 +154,6 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
         "landscape",
         trained / "rounds" / "0001.safetensors",
         trained / "rounds" / "0003.safetensors",
-        "--points",
-        3,
         "--samples",
         100,
         "--json",
@@ -175,9 +165,7 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
 
 def test_plane_through_three_checkpoints_marks_them(trained):
     files = [trained / "rounds" / f"000{i}.safetensors" for i in (1, 2, 3)]
-    result = run(
-        "landscape", *files, *PNG, "--directions", "plane", "--points", 3, "--samples", 100
-    )
+    result = run("landscape", *files, *PNG, "--directions", "plane", "--samples", 100)
     frame = pd.read_csv(last(result).with_suffix(".csv"))
     assert (frame["metric"] == "point").sum() == 3
 
@@ -238,10 +226,10 @@ def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_pat
     code = (
         "import sys, fldiag.cli; from fldiag.results import provenance; provenance.commit = lambda: '1a2b'; "
         "fldiag.cli.app(sys.argv[1:], standalone_mode=False); "
-        "print({'matplotlib', 'sklearn', 'scipy', 'torchvision', 'fldiag.config'} & set(sys.modules))"
+        "print({'plotly', 'seaborn', 'sklearn', 'torchvision', 'fldiag.config'} & set(sys.modules))"
     )
     for words in (
-        ("landscape", EXAMPLE, *PNG, "--points", 3, "--samples", 50),
+        ("landscape", EXAMPLE, *PNG, "--samples", 50),
         ("forgetting", trained, *PNG),
     ):
         words = [*map(str, words), "--out", str(tmp_path)]
@@ -389,9 +377,3 @@ def test_a_missing_entry_is_a_dash_and_null(capsys):
         console.done(Path("x"))
         out = capsys.readouterr().out
         assert json.loads(out)["rows"] == [{"a": None, "b": 1.5}] if machine else "–" in out
-
-
-def test_strict_of_a_spectrum_is_its_option(tmp_path):
-    run("spectrum", EXAMPLE, *PNG, "--k", 1, "--samples", 50, "--strict", "--out", tmp_path)
-    (file,) = tmp_path.glob("spectrum-*.json")
-    assert json.loads(file.read_text("utf-8"))["options"]["strict"] is True
