@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import flatness, geometry, landscape, paths, sharpness, spectrum
+from fldiag.diagnostics import account, flatness, geometry, landscape, paths, sharpness, spectrum
 from fldiag.diagnostics import personalise as personal
-from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness

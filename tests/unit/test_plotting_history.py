@@ -7,7 +7,7 @@ from histories import always, history, identity, linear, separable, stored
 from matplotlib.collections import PolyCollection
 
 import fldiag
-from fldiag.diagnostics.account import picture as account
+from fldiag.diagnostics import account
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.forgetting import picture as forgetting
 from fldiag.errors import FldiagError
@@ -146,20 +146,6 @@ def test_drift_shows_recorded_steps_beside_the_recomputed(tables, tmp_path):
     frame.to_csv(csv, index=False)
     again = drawn(drift.conflict_if_any(pd.read_csv(csv)), tmp_path, "again")
     assert len(again.axes) == 4
-
-
-def test_account_shows_every_term_and_the_true_change(tables, tmp_path):
-    fig = drawn(account.draw(tables["account"]), tmp_path)
-    terms = fig.axes[0]
-    rows = tables["account"].query("estimator == 'exact' and index.isna()")
-    assert len(terms.patches) == 3 * 3  # linear, quadratic, rest of two clients and of all
-    heights = sum(p.get_height() for p in terms.patches[:9:3])
-    first = rows[(rows.client == 0) & (rows.metric != "change")].value.astype(float)
-    assert heights == pytest.approx(first.sum(), rel=1e-6)
-    marks = next(line for line in terms.get_lines() if line.get_marker() == "D").get_ydata()
-    assert marks[0] == pytest.approx(
-        float(rows[(rows.client == 0) & (rows.metric == "change")].value.iloc[0])
-    )
 
 
 @pytest.mark.slow
