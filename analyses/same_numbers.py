@@ -140,8 +140,9 @@ SPELLED: dict[str, tuple[str, dict[str, Any]]] = {
         {"samples": 50, "points": 33},  # the places to which it refined the barrier
     ),
 }
-#: Of rows that went: the path integral of ``account``, the mean over clients of ``fairness``' calibration error.
-GONE_ESTIMATORS = ("path", "weighted mean of clients")
+#: Of rows that went: of ``account`` the path integral and the terms by layer, of ``fairness`` the mean over clients of the
+#: calibration error.
+GONE_ESTIMATORS = ("path", "layer", "weighted mean of clients")
 #: Estimators that are called otherwise today.
 RENAMED = {"hutchinson-deflated": "hutchinson", "lanczos-ggn": "lanczos"}
 #: Of which fewer rows are given: points of a surface that were interpolated, or evaluated elsewhere.

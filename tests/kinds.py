@@ -9,6 +9,7 @@ import pandas as pd
 
 from fldiag.compare import picture as difference
 from fldiag.diagnostics import (
+    account,
     flatness,
     forgetting,
     geometry,
@@ -19,7 +20,6 @@ from fldiag.diagnostics import (
     spectrum,
 )
 from fldiag.diagnostics import personalise as personal
-from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.lora import picture as lora

@@ -8,7 +8,7 @@ from histories import history, moved, one, stored, tanh_net
 from torch import nn
 from torch.nn import functional as F
 
-from fldiag.diagnostics.account import account
+from fldiag.diagnostics.account import account, draw
 from fldiag.errors import FldiagError
 from fldiag.params import Layout
 
@@ -84,7 +84,7 @@ def test_parts_add_up_to_the_whole(smooth):
         assert whole["change"] == pytest.approx(
             whole["linear"] + whole["quadratic"] + whole["rest"]
         )
-        for estimator in ("eigen", "layer"):
+        for estimator in ("eigen",):
             for metric in ("linear", "quadratic"):
                 rows = frame[(frame.metric == metric) & (frame.estimator == estimator)]
                 rows = (
@@ -102,44 +102,9 @@ def test_parts_add_up_to_the_whole(smooth):
     ] == pytest.approx(whole["quadratic"])
 
 
-def test_against_the_dense_hessian(smooth):
-    net, data, parts, made = smooth
-    frame, item = account(made, k=3, tol=1e-8), made.last()
-    everything = np.concatenate(parts)
-    x, y, layout = data.train_x[everything].double(), data.train_y[everything], Layout.of(net)
-
-    def f(w):
-        return F.cross_entropy(torch.func.functional_call(net, layout.views(w), (x,)), y)
-
-    g, h = torch.func.grad(f)(item.received), torch.func.hessian(f)(item.received)
-    d = item.clients[1] - item.received
-    found = terms(frame, client=1)
-    assert found["linear"] == pytest.approx(float(g @ d), rel=1e-9) and found[
-        "quadratic"
-    ] == pytest.approx(float(d @ h @ d) / 2, rel=1e-9)
-    assert (
-        found["change"] == pytest.approx(float(f(item.clients[1]) - f(item.received)), rel=1e-9)
-        and abs(found["rest"]) > 1e-4
-    )
-    head = torch.zeros_like(d)
-    head[35:] = d[35:]
-    assert one(frame, "quadratic", client=1, layer="2").value == pytest.approx(
-        float(head @ h @ head) / 2, rel=1e-8
-    )
-    assert one(frame, "linear", client=1, layer="2").value == pytest.approx(
-        float(g @ head), rel=1e-8
-    )
-    lam, vectors = torch.linalg.eigh(h)
-    row = one(frame, "linear", estimator="eigen", client=1, index=2)
-    v = vectors[:, -2]
-    assert row.value == pytest.approx(
-        float((g @ v) * (d @ v)), rel=1e-4
-    ) and row.eigenvalue == pytest.approx(float(lam[-2]), rel=1e-6)
-
-
 def test_on_the_test_split(smooth):
     _, data, _, made = smooth
-    frame = account(made, slice="test", k=0, layers=False)
+    frame = account(made, slice="test", k=0)
     assert set(frame[frame.estimator == "client"].metric) == {"linear", "quadratic"}
     assert set(frame.estimator) == {"exact", "client"} and set(frame["slice"]) == {"test"}
     assert one(frame, "change", client=0).n_examples == len(data.test_y)
@@ -152,7 +117,7 @@ def test_small_updates_leave_a_rest_of_third_order(smooth):
         short = stored(
             item.received, [item.received + t * (c - item.received) for c in item.clients]
         )
-        frame = account(history(net, data, parts, short, dtype=torch.float64), k=0, layers=False)
+        frame = account(history(net, data, parts, short, dtype=torch.float64), k=0)
         rests.append(np.array([terms(frame, client=k)["rest"] for k in range(3)]))
     assert np.log2(np.abs(rests[0] / rests[1])) == pytest.approx(3, abs=0.2)
 
@@ -189,7 +154,7 @@ def test_the_loss_without_each_client(smooth, slice):
     def net_of(w):
         return lambda x: torch.func.functional_call(net, Layout.of(net).views(w), (x,))
 
-    frame = account(made, k=0, layers=False, slice=slice)
+    frame = account(made, k=0, slice=slice)
     for k in range(3):
         others = item.clients[[j for j in range(3) if j != k]].mean(0)
         row = one(frame, "effect", client=k)
@@ -210,40 +175,33 @@ def test_no_effect_where_the_server_does_more_than_the_mean_or_a_client_is_alone
 def test_a_client_that_is_no_number_is_left_out_and_a_broken_start_refused(smooth):
     net, data, parts, made = smooth
     item = made.last()
-    broken = item.clients[0] * float("nan")
-    frame = account(
-        history(
-            net,
-            data,
-            parts,
-            stored(item.received, [broken, *item.clients[1:]], item.aggregated),
-            dtype=torch.float64,
-        )
-    )
-    assert (
-        0 not in set(frame[frame.metric != "missing"].client.dropna())
-        and one(frame, "missing").client == 0
-    )
+    broken, others = item.clients[0] * float("nan"), list(item.clients[1:])
+
+    def ask(start, clients):
+        rounds = stored(start, clients, item.aggregated)
+        return account(history(net, data, parts, rounds, dtype=torch.float64))
+
+    frame = ask(item.received, [broken, *others])
+    assert one(frame, "missing").client == 0
+    assert set(frame[frame.metric != "missing"].client.dropna()) == {1, 2}
     with pytest.raises(FldiagError, match=r"NaN|nan|not finite"):
-        account(
-            history(
-                net,
-                data,
-                parts,
-                stored(broken, list(item.clients), item.aggregated),
-                dtype=torch.float64,
-            )
-        )
+        ask(broken, others)
 
 
-def test_the_last_round_or_every_round(smooth):
-    net, data, parts, made = smooth
-    item = made.last()
-    first, second = (stored(item.received, list(item.clients), round=r) for r in (1, 2))
-    damaged = FldiagError("round 3 is damaged", "")
-    frame = account(history(net, data, parts, first, second, damaged, dtype=torch.float64), k=0)
-    assert set(frame["round"]) == {2, 3} and one(frame, "missing").note == "round 3 is damaged"
-    every = account(
-        history(net, data, parts, first, second, dtype=torch.float64), k=0, every_round=True
-    )
-    assert set(every["round"]) == {1, 2}
+def test_the_picture_shows_the_table_s_numbers(smooth):
+    smooth[-1].shares = "uniform"
+    frame = account(smooth[-1], k=2)
+    fig = draw(frame)
+    panels, exact = fig.axes, frame[frame.estimator == "exact"]
+    heights = np.array([bar.get_height() for bar in panels[0].patches]).reshape(3, 4)
+    for row, metric in zip(heights, ("linear", "quadratic", "rest"), strict=True):
+        assert row == pytest.approx(exact[exact.metric == metric]["value"].astype(float).tolist())
+    marks = next(line for line in panels[0].get_lines() if line.get_marker() == "D")
+    change = exact[exact.metric == "change"]["value"].astype(float).tolist()
+    assert marks.get_ydata() == pytest.approx(change)
+    eigen = frame[(frame.estimator == "eigen") & (frame.moment == "trained")]
+    means = eigen[eigen.metric == "linear"].groupby("index")["value"].mean().astype(float)
+    heights = [bar.get_height() for bar in panels[1].patches[:3]]
+    assert heights == pytest.approx(means[[1, 2, 0]].tolist())
+    points = panels[2].containers[0].lines[0].get_ydata()
+    assert points == pytest.approx(exact[exact.metric == "effect"]["value"].astype(float).tolist())
