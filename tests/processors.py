@@ -27,7 +27,6 @@ NUMERIC = {
         for name in (
             # curvature and surfaces
             "account",
-            "comparison",
             "drift",
             "geometry",
             "landscape",
@@ -38,7 +37,6 @@ NUMERIC = {
             "paths",
             "rounding",
             "sharpness",
-            "trust",
             # training
             "method_identities",
             "methods_contrast",

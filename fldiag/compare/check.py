@@ -90,6 +90,7 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     Raises:
         FldiagError: A condition that cannot be read, or that needs a baseline where there is none.
     """
+    check_level(level)
     conditions = [parse(text) for text in fail_if or ["accuracy < baseline"]]
     if not sides.b and any(condition.scale for condition in conditions):
         raise FldiagError("a condition needs a baseline", "give --baseline RUN", usage=True)
@@ -120,6 +121,7 @@ def diff(sides: Sides, names: Sequence[str] | None, reader: Reader, level: float
     Raises:
         FldiagError: An unknown number.
     """
+    check_level(level)
     catalogue = numbers()
     if unknown := set(names or ()) - set(catalogue):
         name = min(unknown)
@@ -180,11 +182,15 @@ def check_alike(number: Number, a: Member, b: Member) -> None:
         raise FldiagError(what, "compare runs of the same partition")
 
 
-def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> list[Row]:
-    """A row for each comparison of a with scale * b + offset; ``p_holm`` accounts for all of them."""
+def check_level(level: float) -> None:
+    """Raises FldiagError for what is no confidence level."""
     if not 0 < level < 1:
         what = f"level = {level!r} is not between 0 and 1"
         raise FldiagError(what, "use a confidence level such as 0.95", usage=True)
+
+
+def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> list[Row]:
+    """A row for each comparison of a with scale * b + offset; ``p_holm`` accounts for all of them."""
     rows: list[Row] = []
     for sample, scale, offset in samples:
         interval = sample.difference(scale, offset, level)

@@ -50,8 +50,8 @@ def draw(table: pd.DataFrame) -> Figure:
         handles: dict[str, Any] = {}
         for better, (color, marker) in LOOKS.items():
             y = np.flatnonzero(table["better"] == better)
-            bars = ax.errorbar(x[y], y, xerr=1, fmt=marker, color=color)
-            handles |= {better: bars} if len(y) else {}
+            if len(y):
+                handles[better] = ax.errorbar(x[y], y, xerr=1, fmt=marker, color=color)
         ax.axvline(0, color="black", linewidth=0.7, zorder=1)
         ax.set_xlim(-REACH - 1, REACH + 1)
         ax.set_xlabel("difference in half intervals\n← B is better      A is better →")

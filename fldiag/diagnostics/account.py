@@ -199,7 +199,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         else:
             style.empty(without, "not defined")
         for ax in (terms, along, without):
-            ax.set_ylabel(f"change of the {loss}")
+            ax.set_ylabel(f"change of the {loss}" if ax.axison else "")
         handles, labels = terms.get_legend_handles_labels()
         style.legend(fig, handles, labels, ncols=4)
         fig.suptitle(f"round {int(rows['round'].iloc[0])}", fontsize=8.5)

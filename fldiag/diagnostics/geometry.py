@@ -335,7 +335,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     cka = only(whole, metric="cka", round=last_round(whole, "cka")).dropna(subset=["layer"])
     lines = [{"layer": v, "cka": number(cka, layer=v)} for v in cka["layer"]]
     yield Small(lines, {"layer": "layer", "cka": "CKA of two clients"})
-    absent = only(frame, masked=True)
+    absent = only(frame, masked=True).reindex(columns=["metric", "note"])
     for note in absent.loc[absent["metric"] != "missing", "note"].dropna().unique():
         yield Note(f"no number where {note}")
     yield from missing_notes(frame)

@@ -202,7 +202,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Say("worst cases are the largest rise that two ascents met, so lower bounds")
     if rows["converged"].eq(False).any():
         yield Note("where converged is no, the ascent still rose: more --steps")
-    if rows["masked"].any():
+    if len(only(rows, masked=True)):
         yield Note("the loss overflows within some radius: choose a smaller one")
 
 

@@ -101,7 +101,7 @@ def test_a_damaged_round_in_the_middle_and_a_lost_one_are_skipped_and_named(copy
         assert (
             "round 2: " in result.stderr
             and "sha256 differs" in result.stderr
-            and "0003.pt is listed in run.json but is not there" in result.stderr
+            and "0003.safetensors belongs to the run and is not there" in result.stderr
         )
         frame = table(last(result))
         assert set(frame[frame.metric != "missing"]["round"].dropna()) == {1, 4} and set(
@@ -116,9 +116,8 @@ def test_a_damaged_round_in_the_middle_and_a_lost_one_are_skipped_and_named(copy
 @pytest.mark.slow
 def test_a_round_with_fewer_clients_and_one_of_another_architecture(copy):
     def fewer(c):
-        manifest = json.loads(c["manifest"])
-        manifest["clients"] = manifest["clients"][:2]
-        c |= {"manifest": json.dumps(manifest), "clients": c["clients"][:2]}
+        c["manifest"]["clients"] = c["manifest"]["clients"][:2]
+        c["clients"] = c["clients"][:2]
 
     rewrite(copy, 2, fewer)
     rewrite(copy, 3, lambda c: c.update(clients=c["clients"][:, :100]))
@@ -156,7 +155,7 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
 
 def test_nothing_readable_is_one_complaint(copy):
     for r in (1, 2, 3, 4):
-        (copy / "rounds" / f"000{r}.pt").write_bytes(b"")
+        (copy / "rounds" / f"000{r}.safetensors").write_bytes(b"")
     assert "0001.safetensors" in run("forgetting", copy, code=1).stderr
 
 
@@ -167,7 +166,6 @@ def test_nothing_readable_is_one_complaint(copy):
         (("--rounds", "x"), "is not valid"),
         (("--rounds", "every:0"), "is not valid"),
         (("--min-count", "0"), "greater than or equal to 1"),
-        (("--confidence", "1"), "less than 1"),
         (("--samples", "0"), "samples"),
     ],
 )
@@ -192,9 +190,7 @@ def test_choice_of_rounds():
 
 def test_no_code_that_a_run_names_is_executed(copy):
     def other(c):
-        manifest = json.loads(c["manifest"])
-        manifest["config"]["model"] = {"name": "os:getcwd"}
-        c["manifest"] = json.dumps(manifest)
+        c["manifest"]["config"]["model"] = {"name": "os:getcwd"}
 
     for r in (1, 2, 3, 4):
         rewrite(copy, r, other)

@@ -73,14 +73,14 @@ def test_overwrite_begins_anew(here):
 def test_prune_asks(here):
     run("train", "digits", *SHORT, "--set", "method.name=scaffold", "--out", "r")
     assert "nothing was removed" in run("prune", "r", "--dry-run").stdout
-    assert len(list((here / "r" / "state").glob("client*"))) == 1
+    assert len(list((here / "r" / "state").glob("*.safetensors"))) == 1
     assert "--yes" in run("prune", "r", code=2).stderr and list(
-        (here / "r" / "state").glob("client*")
+        (here / "r" / "state").glob("*.safetensors")
     )  # nobody is there
     run("prune", "r", "--yes")
     assert "nothing to remove" in run("prune", "r").stdout
     assert (
-        not list((here / "r" / "state").glob("client*"))
+        not list((here / "r" / "state").glob("*.safetensors"))
         and "no run under" in run("runs", "r/state", code=2).stderr
     )
 

@@ -104,7 +104,8 @@ def marks_of(fig):
                 )
         for group in ax.collections:
             if isinstance(group, LineCollection):
-                yield from ((ax, ax.transData.transform(piece)) for piece in group.get_segments())
+                pieces = (piece for piece in group.get_segments() if len(piece))
+                yield from ((ax, ax.transData.transform(piece)) for piece in pieces)
             elif isinstance(group, PathCollection):
                 sizes = np.resize(group.get_sizes(), len(group.get_offsets()))
                 yield from (
