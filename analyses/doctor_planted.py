@@ -203,7 +203,6 @@ def federate(
         clients=parts,
         method="fedavg",
         seed=told,
-        origin={"weights": "by examples"},
         **given,
     )
     for t in range(1, rounds + 1):

@@ -91,7 +91,11 @@ def lacking_tables(m: Member) -> list[str]:
 
 def row(m: Member) -> dict[str, str]:
     total = m.run.about["config"].get("rounds")
-    rounds = f"{m.run.done}" if m.run.done == total else f"{m.run.done} of {total} ({m.run.status})"
+    rounds = (
+        f"{m.run.done}"
+        if m.run.done == total
+        else f"{m.run.done} of {total or '?'} ({m.run.status})"
+    )
     return {
         "Run": m.label,
         "Method": method(m),
@@ -330,6 +334,6 @@ def remarks(collection: Collected) -> list[str]:
     for m in members:
         if m.run.status != "finished":
             texts.append(
-                f"{m.label} is {m.run.status} after {m.run.done} of {m.run.about['config'].get('rounds')} rounds."
+                f"{m.label} is {m.run.status} after {m.run.done} of {m.run.about['config'].get('rounds', '?')} rounds."
             )
     return texts

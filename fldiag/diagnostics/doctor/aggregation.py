@@ -157,8 +157,8 @@ KINDS = {
     "late": (
         "the aggregate is the mean of the clients of the round before",
         "every round's training arrives a round late, or files are numbered so",
-        "aggregate the round's own clients; if the global files hold what clients received: fldiag "
-        "convert --global-is received",
+        "aggregate the round's own clients; if the global files hold what clients received: "
+        "number the files of global models one lower",
     ),
     "rounded": (
         "the aggregate is the clients' mean, rounded to half precision",
