@@ -38,9 +38,7 @@ from fldiag.sections import Normalise
 UNDEALT = "the run does not say which examples belong to which client"
 ALONE = "holds weights alone: it was recorded without data, or its targets are not one label (or one row of numbers) an example"
 BARE = "drift and lora compare the weights; for the rest give such data with the question: --data, or fldiag.load(RUN, data=...)"
-RECEIVED = (
-    "give what the clients received: fldiag convert … --global-pattern PATTERN or --initial FILE"
-)
+RECEIVED = "give what the clients received: fldiag convert … --global-pattern PATTERN"
 GLOBALS_ALONE = "it is of global models alone: ask spectrum, landscape or paths, and its metrics (fldiag report)"
 #: Which rounds a diagnostic takes: those with client weights (True), all (False), or all if at least one has them.
 Clients = bool | Literal["some"]
