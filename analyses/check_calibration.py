@@ -11,7 +11,7 @@ ones in every pair), three freshly trained runs a side. Each pair is asked both 
 The power over seeds is drawn from the same 600 differences of runs, either way round (A and B are one method), resampled, with a
 planted shift.
 
-Writes figures/check/pairs.csv (a pair as soon as it is done; those that are there are not made again), power.csv, power.png and
+Writes figures/check/pairs.csv (a pair as soon as it is done; those that are there are not made again), power.csv and
 calibration.md. About half an hour on one core.
 """
 
@@ -21,25 +21,19 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
 import fldiag
-from fldiag.compare.reading import Reader
-from fldiag.plotting import style
-from fldiag.results.files import write_text
-from fldiag.results.numbers import numbers
-from fldiag.results.uncertainty import LEVEL, paired_t
-from fldiag.seeding import numpy_rng
+from fldiag_papers.study import write
 
 OUT = Path(__file__).parents[1] / "figures" / "check"
 PAIRS, SEEDS, CLASSES, INPUTS, TRAIN, TEST, POPULATION = 200, 3, 5, 10, 600, 300, 20_000
-POINTS, SIZES, RESAMPLED = (0, 1, 2, 4), (3, 5, 10), 4000
+POINTS, SIZES, RESAMPLED, LEVEL = (0, 1, 2, 4), (3, 5, 10), 4000, 0.95
 
 
 def examples(pair, folder):
     """Two data sets with the same training examples: one with the test examples, one with the population in their place."""
-    rng = numpy_rng(0, "check calibration", pair)
+    rng = np.random.default_rng([0, pair])
     centres = rng.normal(size=(CLASSES, INPUTS))
 
     def some(n):
@@ -60,10 +54,7 @@ def examples(pair, folder):
 
 
 def accuracy(run):
-    frame = run.metrics
-    return float(
-        frame[(frame["metric"] == "accuracy") & (frame["round"] == run.done)]["value"].iloc[0]
-    )
+    return float(run.metrics.query("metric == 'accuracy' and scope == 'global'")["value"].iloc[-1])
 
 
 def one(pair):
@@ -93,34 +84,31 @@ def one(pair):
         ]
         a, b = runs[:SEEDS], runs[SEEDS:]
         found = [accuracy(r) for r in runs]
-        number = numbers()["accuracy"]
-        again = Reader({"data": f"npz:{data}"}).samples(a[0], number, "examples")
-        assert np.isclose(again.mean(), found[0])
-        others = Reader({"data": f"npz:{population}"})
-        true = [others.samples(run, number, "examples").mean() for run in (a[0], b[0])]
-        limit = f"accuracy < baseline {'-' if true[0] < true[1] else '+'} {100 * abs(true[0] - true[1]):.6f}pt"
+        true = fldiag.diff(a[0], b[0], numbers=["accuracy"], data=f"npz:{population}")
+        difference = float(true["difference"].iloc[0])
+        sign = "-" if difference < 0 else "+"
+        limit = f"accuracy < baseline {sign} {100 * abs(difference):.6f}pt"
         return {
             "pair": pair,
             "methods": fldiag.check(a, b, pair="order").verdict,
             "models_true_difference": fldiag.check(a[0], b[0], fail_if=[limit]).verdict,
             "models_equal": fldiag.check(a[0], b[0], fail_if=["accuracy < baseline"]).verdict,
-            "true_difference": true[0] - true[1],
+            "true_difference": difference,
             **{f"difference_{i}": found[i] - found[SEEDS + i] for i in range(SEEDS)},
         }
 
 
 def power(differences):
     """How often a planted shift is decided, for n pairs of runs."""
-    rng = numpy_rng(0, "power")
+    rng = np.random.default_rng(0)
     rows = []
     for n in SIZES:
         drawn = rng.choice(differences, size=(RESAMPLED, n)) * rng.choice(
             [-1, 1], size=(RESAMPLED, n)
         )
         for points in POINTS:
-            decided = np.mean(
-                [(p := paired_t(d + points / 100).p) is not None and p <= 1 - LEVEL for d in drawn]
-            )
+            p = stats.ttest_1samp(drawn + points / 100, 0, axis=1).pvalue
+            decided = np.mean(p <= 1 - LEVEL)
             low, high = stats.binomtest(round(decided * RESAMPLED), RESAMPLED).proportion_ci(
                 method="wilson"
             )
@@ -132,35 +120,6 @@ def power(differences):
 
 def named(points):
     return f"{points} point{'s' * (points > 1)}" if points else "none (false alarms)"
-
-
-def draw(table, spread):
-    with style.paper():
-        fig = style.figure(style.ONE_COLUMN, 2.6, layout="constrained")
-        ax = fig.subplots()
-        for place, points in enumerate(POINTS):
-            rows, look = table[table["points"] == points], style.look(place)
-            error = np.abs(rows["decided"].to_numpy() - rows[["low", "high"]].to_numpy().T)
-            ax.errorbar(
-                rows["seeds"],
-                rows["decided"],
-                error,
-                color=look.color,
-                marker=look.marker,
-                linestyle=look.dash,
-                label=named(points),
-            )
-        ax.axhline(1 - LEVEL, color="#888888", linewidth=0.6)
-        ax.set(
-            xlabel="pairs of runs (seeds)",
-            ylabel="decided",
-            xticks=SIZES,
-            ylim=(0, 1.02),
-            title=f"standard deviation of a difference: {100 * spread:.2g} points",
-        )
-        ax.yaxis.set_major_formatter(PercentFormatter(1))
-        fig.legend(loc="outside lower center", ncols=2, title="planted difference of the methods")
-    return fig
 
 
 def page(pairs, table, spread):
@@ -199,7 +158,7 @@ def page(pairs, table, spread):
     for points in POINTS:
         rows = table[table["points"] == points].set_index("seeds")["decided"]
         lines.append(f"| {named(points)} | " + " | ".join(f"{rows[n]:.1%}" for n in SIZES) + " |")
-    return "\n".join([*lines, "", "![power](power.png)", ""])
+    return "\n".join([*lines, ""])
 
 
 def main():
@@ -217,9 +176,9 @@ def main():
     pairs = pd.read_csv(file)
     differences = pairs[[f"difference_{i}" for i in range(SEEDS)]].to_numpy().ravel()
     table, spread = power(differences), float(differences.std(ddof=1))
-    table.to_csv(OUT / "power.csv", index=False, float_format="%.4g")
-    style.save(draw(table, spread), OUT / "power", ("png",))
-    print(write_text(OUT / "calibration.md", page(pairs, table, spread)).read_text("utf-8"))
+    write(table, OUT / "power", {"pairs": len(pairs)})
+    (OUT / "calibration.md").write_text(page(pairs, table, spread), "utf-8")
+    print(OUT / "calibration.md")
 
 
 if __name__ == "__main__":

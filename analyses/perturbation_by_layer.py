@@ -17,28 +17,24 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils import vector_to_parameters
 
 import fldiag
 from fldiag import losses
-from fldiag.choices import Rule
 from fldiag.params import Layout
 from fldiag.plotting import style
-from fldiag.results.files import write_table
-from fldiag.results.provenance import provenance
-from fldiag.results.select import only
-from fldiag.results.table import Row
-from fldiag.runs import proximal
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
+from fldiag.training.setup import Setup
+from fldiag_papers.study import write
 
-NORMS: dict[Rule, str] = {
-    "layer": "Λ by layer (paper's text)",
-    "dim0": "Λ by column (released code)",
-}
+NORMS = {"layer": "Λ by layer (paper's text)", "dim0": "Λ by column (released code)"}
+TAU = 3.0
 KEYS = ["run", "round", "layer", "norm", "part"]
 
 
@@ -48,36 +44,41 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only rounds divisible by this")
     parser.add_argument("--out", type=Path, default=Path("figures/perturbation"))
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    about = provenance(every=args.every)  # of the code that computes, whatever changes meanwhile
-    tables, configs = [], {}
+    tables = []
     for path in args.runs:
         run = fldiag.load(path)
-        configs[path.name] = run.config.model_dump(mode="json", exclude={"data": {"root"}})
-        rounds = [r for r in History.of(run).rounds if r % args.every == 0]
-        rows = History.of(run, rounds=rounds).map_rounds(round_rows)
-        tables.append(pd.DataFrame(rows).assign(run=path.name))
+        setup = Setup(run.config)
+        for r in run.rounds:
+            if r % args.every == 0:
+                rows = round_rows(setup, run.checkpoint(r))
+                tables.append(pd.DataFrame(rows).assign(run=path.name, round=r))
     clients = pd.concat(tables).groupby(KEYS, sort=False)["value"]
     table = clients.agg(value="mean", std="std", n_clients="count").reset_index()
-    about |= {"what": __doc__.split("\n")[0], "runs": configs}
-    print(*write_table(table, args.out / "by_layer", about, digits=6), sep="\n")
-    print(style.save(draw(table), args.out / "by_layer.png")[0])
+    about = {"what": __doc__.split("\n")[0], "every": args.every}
+    print(*write(table, args.out / "by_layer", about, draw(table)), sep="\n")
 
 
-def round_rows(history: History, cohort: Stored) -> list[Row]:
+def round_rows(setup: Setup, checkpoint: fldiag.Checkpoint) -> list[dict[str, Any]]:
     """The numbers of every client of a round."""
-    rows: list[Row] = []
-    for j, client in enumerate(cohort.ids):
-        weights, buffers = cohort.client(j)
-        start = cohort.start_of(j)
-        (batch,) = proximal.batches(history.pool.train_slice(client), None)
-        terms = proximal.Losses(history.network, history.pool, buffers, start, batch).proximal()
-        g_p = proximal.gradient(terms, weights)[1]
-        rows += perturbation_norms(g_p, weights - start[0], history.layout)
+    rows, module, dataset = [], setup.module.eval(), setup.dataset
+    for client, weights in zip(checkpoint.client_ids, checkpoint.clients, strict=True):
+        x = dataset.normalise(dataset.train_x[setup.parts[client]])
+        vector_to_parameters(checkpoint.received, module.parameters())
+        with torch.no_grad():
+            teacher = torch.softmax(module(x) / TAU, -1)
+        vector_to_parameters(weights, module.parameters())
+        proximal = fldiag.Problem(module, divergence, (x, teacher))
+        distance = weights - checkpoint.received
+        rows += perturbation_norms(proximal.gradient(), distance, proximal.layout)
     return rows
 
 
-def perturbation_norms(g_p: Tensor, d: Tensor, layout: Layout) -> list[Row]:
+def divergence(outputs: Tensor, teacher: Tensor) -> Tensor:
+    """FedSOL's proximal loss: KL from the received model's probabilities."""
+    return F.kl_div(torch.log_softmax(outputs / TAU, -1), teacher, reduction="batchmean")
+
+
+def perturbation_norms(g_p: Tensor, d: Tensor, layout: Layout) -> list[dict[str, Any]]:
     """||e|| / rho of every layer for both norms, the layer perturbed alone or with all others; g_p and d are [P]."""
     rows, stop = [], 0
     sizes = dict(zip(layout.names, layout.sizes, strict=True))
@@ -96,14 +97,14 @@ def perturbation_norms(g_p: Tensor, d: Tensor, layout: Layout) -> list[Row]:
 
 def draw(table: pd.DataFrame) -> Figure:
     """A panel for each run and norm, a line for each layer perturbed alone, with a band of one deviation over the clients."""
-    table = only(table, part="alone")
+    table = table[table["part"] == "alone"]
     panels = [(run, norm) for run in table["run"].unique() for norm in NORMS]
-    looks = style.looks(table["layer"])
+    lines, looks = table.set_index(["run", "norm", "layer"]), style.looks(table["layer"])
     with style.paper():
         fig, axes = style.panels(len(panels), 2.2, 0.2, across=2, sharey=True, sharex=True)
         for ax, (run, norm) in zip(axes, panels, strict=True):
             for layer, look in looks.items():
-                rows = only(table, run=run, norm=norm, layer=layer)
+                rows = lines.loc[[(run, norm, layer)]]
                 ax.plot(rows["round"], rows["value"], label=layer, **look.line)
                 low, high = rows["value"] - rows["std"], rows["value"] + rows["std"]
                 ax.fill_between(rows["round"], low, high, color=look.color, alpha=0.15, linewidth=0)

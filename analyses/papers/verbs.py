@@ -77,15 +77,14 @@ def reproduce(
             raise fldiag.FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
         console = Console(json)
         with console.progress("figures") as bar:
+            base = study.SCALES[scale]
             size = replace(
-                study.SCALES[scale],
-                seeds=seeds or study.SCALES[scale].seeds,
+                base,
+                seeds=seeds or base.seeds,
+                over={**base.over, **dict(t.partition("=")[::2] for t in set_ or [])},
                 training={"executor": executor, "device": device, "download": download},
                 store=runs or study.STORE,
                 listen=lambda event: bar(event["round"], event["rounds"], "training"),
-            )
-            size = replace(
-                size, over={**size.over, **dict(t.partition("=")[::2] for t in set_ or [])}
             )
             for name in names:
                 try:

@@ -18,9 +18,8 @@ from torch.nn.functional import cross_entropy
 from training import has_cifar
 
 import fldiag
-from fldiag import data, models
+from fldiag import Problem, data, models
 from fldiag.problem.diagonal import diagonal
-from fldiag.problem.problem import Problem
 from fldiag.runs.open_problem import open_problem
 from fldiag.seeding import torch_rng
 

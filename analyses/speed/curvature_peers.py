@@ -21,10 +21,10 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fldiag import Problem
 from fldiag.curvature.lanczos import quadrature
 from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.problem.problem import Problem
 
 TOL = 1e-3
 STEPS = 30  # of the density

@@ -4,7 +4,7 @@ All sides of a table take turns on the same data, partition, model and settings;
 ratios turn by turn. Evaluation and checkpoints are left out everywhere. One call measures one number of threads.
 
     python analyses/speed/training.py [--turns 7] [--threads 1] [--only digits|cifar|methods] [--epochs 1] [--fedjax PYTHON]
-        [--apart] [--bf16]
+        [--bf16]
 
 FedLab runs where it is installed. FedJAX needs a jax of its time: ``--fedjax`` is the interpreter of an environment with
 fedjax 0.0.17, jax and jaxlib 0.4.30, dm-haiku 0.0.12 and numpy below 2; it runs in a process of its own, and compiles first.
@@ -17,19 +17,18 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import platform
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
-from training_peers import Careful, FedJax, FedLab, Floor, Side, Textbook
+from training_peers import Careful, FedJax, FedLab, Side, Textbook
 
 from fldiag import config, data
 from fldiag.data import Dataset
-from fldiag.results.machine import has_bf16
+from fldiag.results.machine import has_bf16, machine
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
@@ -87,17 +86,12 @@ def has_cifar() -> bool:
     return bool(root) and (Path(root) / "cifar10.npz").is_file()
 
 
-def turns(sides: dict[str, Side], count: int, apart: bool = False) -> dict[str, list[float]]:
-    """Seconds of every side, turn by turn. ``apart``: all turns of a side in a row."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    order = [(turn, name) for turn in range(count + 1) for name in sides]
-    for turn, name in (
-        sorted(order, key=lambda place: list(sides).index(place[1])) if apart else order
-    ):
-        taken = sides[name].round()
-        if turn:  # the first warms up
-            seconds[name].append(taken)
-    return seconds
+def turns(sides: dict[str, Callable[[], Side]], count: int) -> pd.DataFrame:
+    """Seconds of every side, turn by turn."""
+    rounds = {name: make().round for name, make in sides.items()}
+    return pd.DataFrame(
+        [{name: round() for name, round in rounds.items()} for _ in range(count + 1)]
+    )[1:]
 
 
 def table(
@@ -106,28 +100,22 @@ def table(
     sides: dict[str, Callable[[], Side]],
     aims: dict[str, float],
     args: argparse.Namespace,
-    *,
-    cost: tuple[str, ...] = (),
+    is_cost: bool = False,
 ) -> None:
-    """Ratios are side / ``ours``, and ``ours`` / side for those in ``cost``, whose aims are upper bounds."""
-    seconds = turns({name: make() for name, make in sides.items()}, args.turns, args.apart)
+    """Ratios are side / ``ours``; the aims are lower bounds, of a cost upper ones."""
+    seconds = turns(sides, args.turns)
     print(f"\n| {title} | ms | ratio (min–max) | aim |\n|---|---|---|---|")
-    for name, taken in seconds.items():
-        ms = f"{statistics.median(taken) * 1e3:.1f}"
+    for name in seconds:
+        ms = f"{seconds[name].median() * 1e3:.1f}"
         if name == ours:
             print(f"| **{name}** | {ms} | | |")
             continue
-        upper = name in cost
-        ratios = sorted(
-            b / a if upper else a / b for a, b in zip(taken, seconds[ours], strict=True)
-        )
-        middle, aim = statistics.median(ratios), aims.get(name)
-        missed = aim is not None and (round(middle, 2) > aim if upper else round(middle, 2) < aim)
-        print(
-            f"| {name} | {ms} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f}){' ✗' * missed} | "
-            f"{'' if aim is None else f'{chr(8804) if upper else chr(8805)} {aim:.2f}'} |",
-            flush=True,
-        )
+        ratios, aim = seconds[name] / seconds[ours], aims.get(name)
+        middle = round(ratios.median(), 2)
+        is_missed = aim is not None and bool(middle > aim if is_cost else middle < aim)
+        text = "" if aim is None else f"{'≤' if is_cost else '≥'} {aim:.2f}"
+        spread = f"({ratios.min():.2f}–{ratios.max():.2f}){' ✗' * is_missed}"
+        print(f"| {name} | {ms} | {middle:.2f} {spread} | {text} |", flush=True)
 
 
 def of_digits(args: argparse.Namespace) -> None:
@@ -157,7 +145,6 @@ def of_cifar(args: argparse.Namespace) -> None:
         "fldiag": lambda: Ours(cifar()),
         "textbook loop": lambda: Textbook(cifar()),
         "careful loop": lambda: Careful(cifar()),
-        "fldiag / the kernels alone": lambda: Floor(cifar()),
     }
     if FedLab.installed():
         sides["FedLab"] = lambda: FedLab(cifar())
@@ -169,10 +156,8 @@ def of_cifar(args: argparse.Namespace) -> None:
             "textbook loop": 1.3,
             "careful loop": 1.08,
             "FedLab": 1.35,
-            "fldiag / the kernels alone": 1.15,
         },
         args,
-        cost=("fldiag / the kernels alone",),
     )
     _not_measured(args, jax=False)
     if not has_bf16() and not args.bf16:
@@ -195,27 +180,13 @@ def of_cifar(args: argparse.Namespace) -> None:
 
 def of_methods(args: argparse.Namespace) -> None:
     aims = {"fedsam": 2.05, "fedsol": 1.25, "fedntd": 1.30, "scaffold": 1.08}
-    seconds = turns(
-        {
-            name: Ours(cifar(f"method.name={name}", f"train.epochs={args.epochs}"))
-            for name in ("fedavg", *aims)
-        },
-        args.turns,
-        args.apart,
-    )
-    print(
-        f"\n| CIFAR CNN, batch 50, fp32, {args.epochs} epoch{'s' * (args.epochs > 1)}: method / FedAvg, both fldiag's | ms | "
-        "ratio (min–max) | aim |\n|---|---|---|---|"
-    )
-    print(f"| **fedavg** | {statistics.median(seconds['fedavg']) * 1e3:.1f} | | |")
-    for name, aim in aims.items():
-        ratios = sorted(a / b for a, b in zip(seconds[name], seconds["fedavg"], strict=True))
-        middle = statistics.median(ratios)
-        print(
-            f"| {name} | {statistics.median(seconds[name]) * 1e3:.1f} | {middle:.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})"
-            f"{' ✗' * (round(middle, 2) > aim)} | ≤ {aim:.2f} |",
-            flush=True,
-        )
+    sides: dict[str, Callable[[], Side]] = {
+        name: lambda m=name: Ours(cifar(f"method.name={m}", f"train.epochs={args.epochs}"))
+        for name in ("fedavg", *aims)
+    }
+    epochs = f"{args.epochs} epoch{'s' * (args.epochs > 1)}"
+    title = f"CIFAR CNN, batch 50, fp32, {epochs}: method / FedAvg, both fldiag's"
+    table(title, "fedavg", sides, aims, args, is_cost=True)
 
 
 def _not_measured(args: argparse.Namespace, jax: bool = True) -> None:
@@ -225,16 +196,6 @@ def _not_measured(args: argparse.Namespace, jax: bool = True) -> None:
         print("| FedJAX | not measured: no --fedjax | | |")
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--turns", type=int, default=7)
@@ -242,11 +203,6 @@ def main() -> None:
     parser.add_argument("--only", choices=("digits", "cifar", "methods"))
     parser.add_argument(
         "--epochs", type=int, default=1, help="local epochs of the table of methods (the papers: 5)"
-    )
-    parser.add_argument(
-        "--apart",
-        action="store_true",
-        help="all turns of a side in a row: nothing else between its rounds",
     )
     parser.add_argument("--fedjax", help="python of an environment with FedJAX")
     parser.add_argument(
@@ -258,7 +214,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     lab = importlib.util.find_spec("fedlab") is not None
     print(
-        f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, bf16 instructions: {'yes' if has_bf16() else 'no'}; "
+        f"{machine()}, {torch.backends.cpu.get_cpu_capability()}, bf16 instructions: {'yes' if has_bf16() else 'no'}; "
         f"torch {torch.__version__}; {args.threads} thread{'s' * (args.threads > 1)}; {args.turns} turns; "
         f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}{'' if lab else '; no FedLab'}"
     )

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.optim.sgd import sgd
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fldiag.training.setup import Setup
@@ -151,85 +150,6 @@ class FedLab(Clients):
         found = [package[0] for package in self.trainer.uplink_package]
         self.trainer.cache = []
         self.weights = self.aggregate(found, [len(self.parts[i]) for i in ids])
-
-
-class Floor:
-    """The library's kernels alone that a step of the FedAvg CNN cannot do without, as often as a round has steps: no loss, no
-    data, no graph; the gradients written where the fused update reads them. The linear layer's are fldiag's choice (oneDNN's)."""
-
-    def __init__(self, setup: Setup):
-        self.train, self.net, last = setup.config.train, setup.module, torch.channels_last
-        self.steps = sum(
-            len(setup.schedule.batches(0, i, len(setup.parts[i])))
-            for i in setup.schedule.sampled(0)
-        )
-        b, net = self.train.batch_size, self.net
-        self.w = torch.cat([p.detach().flatten() for p in net.parameters()])
-        self.g, self.v = torch.zeros_like(self.w), torch.zeros_like(self.w)
-        self.x = torch.randn(b, *setup.dataset.shape).to(memory_format=last)
-        with torch.no_grad():
-            self.a = [self.x, *(None for _ in range(3))]
-            self.a[1] = net.conv1(self.x)
-            self.a[2] = F.max_pool2d(self.a[1], 2)
-            self.a[3] = net.conv2(self.a[2])
-            self.p = [F.max_pool2d(self.a[i], 2, return_indices=True) for i in (1, 3)]
-            self.flat = self.p[1][0].flatten(1)
-            self.h = net.fc(self.flat)
-
-    def round(self) -> float:
-        began = time.perf_counter()
-        with torch.no_grad():
-            for _ in range(self.steps):
-                self.step()
-        return time.perf_counter() - began
-
-    def convolve_back(self, g: Tensor, a: Tensor, m: nn.Conv2d, inputs: bool) -> None:
-        torch.ops.aten.convolution_backward(
-            g,
-            a,
-            m.weight,
-            [m.out_channels],
-            m.stride,
-            m.padding,
-            m.dilation,
-            False,
-            [0, 0],
-            1,
-            [inputs, True, True],
-        )
-
-    def step(self) -> None:
-        net, (x, a1, a2, a3), pools = self.net, self.a, self.p
-        (
-            net.conv1(x),
-            net.conv2(a2),
-            F.linear(self.flat, net.fc.weight, net.fc.bias),
-            net.classifier(self.h),
-        )
-        for a in (a1, a3):
-            F.max_pool2d(a, 2, return_indices=True)
-        start = net.conv1.weight.numel() + net.conv2.weight.numel() + 32 + 64
-        into = self.g[start : start + net.fc.weight.numel()].view_as(net.fc.weight)
-        torch.mm(self.h.T, self.flat, out=into)
-        self.h @ net.fc.weight
-        for a, (out, at) in zip((a1, a3), pools, strict=True):
-            torch.ops.aten.max_pool2d_with_indices_backward(
-                out, a, [2, 2], [2, 2], [0, 0], [1, 1], False, at
-            )
-        self.convolve_back(a3, a2, net.conv2, True)
-        self.convolve_back(a1, x, net.conv1, False)
-        sgd(
-            [self.w],
-            [self.g],
-            [self.v],
-            weight_decay=1e-5,
-            momentum=0.9,
-            lr=0.0,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            fused=True,
-        )
 
 
 class FedJax:

@@ -27,9 +27,9 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
+from fldiag import Problem
 from fldiag.diagnostics.landscape import POINTS, landscape, surfaces
 from fldiag.landscape.directions import random_direction
-from fldiag.problem.problem import Problem
 from fldiag.results.machine import machine
 
 #: Seconds of an answer, and after which there is no further turn.
