@@ -8,13 +8,21 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import account, flatness, geometry, landscape, paths, sharpness, spectrum
+from fldiag.diagnostics import (
+    account,
+    flatness,
+    geometry,
+    landscape,
+    lora,
+    paths,
+    sharpness,
+    spectrum,
+)
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.doctor import picture as doctor
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.forgetting import picture as forgetting
-from fldiag.diagnostics.lora import picture as lora
 from fldiag.diagnostics.matching import picture as matching
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
