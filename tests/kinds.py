@@ -14,6 +14,7 @@ from fldiag.diagnostics import (
     forgetting,
     geometry,
     landscape,
+    lora,
     matching,
     paths,
     sharpness,
@@ -22,7 +23,6 @@ from fldiag.diagnostics import (
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
-from fldiag.diagnostics.lora import picture as lora
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 

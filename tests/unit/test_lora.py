@@ -13,7 +13,8 @@ from torch import nn
 
 import fldiag
 from fldiag import models
-from fldiag.diagnostics.lora.measure import effective_rank, of_layer, procrustes, row_space
+from fldiag.diagnostics.geometry import effective_rank
+from fldiag.diagnostics.lora import layer_rows, procrustes, row_space
 from fldiag.errors import FldiagError
 from fldiag.models import lora
 from fldiag.models.lora import adapters, with_adapters
@@ -26,7 +27,7 @@ def measured(a, b, p=HALF, scale=1.0):
     """(metric, index) -> value, of clients 3 and 7."""
     return {
         (r["metric"], r.get("index")): r["value"]
-        for r in of_layer(torch.stack(a), torch.stack(b), p, scale, [3, 7])
+        for r in layer_rows(torch.stack(a), torch.stack(b), p, scale, [3, 7])
     }
 
 

@@ -1,0 +1,188 @@
+"""What averaging does to low-rank adapters.
+
+The definitions are ours, after FedEx-LoRA (arXiv 2410.09432), FedRot-LoRA (arXiv 2602.23638) and raFLoRA (arXiv 2602.13486), of
+which only the abstracts were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fldiag.diagnostics.geometry import effective_rank
+from fldiag.errors import FldiagError
+from fldiag.models.lora import adapters
+from fldiag.plotting import style
+from fldiag.plotting.curves import legend_of_runs, line, rounds_axis
+from fldiag.plotting.tables import floats, select
+from fldiag.registry import diagnostic
+from fldiag.results.select import last_round, only
+from fldiag.results.summary import Item, Say, Small
+from fldiag.results.table import Row, table
+from fldiag.runs.history import History
+from fldiag.runs.round_weights import Stored
+
+#: Metric -> the column that is shown.
+METRICS = {"aggregation_error": "value", "misalignment": "scaled", "effective_rank": "value"}
+#: Layers drawn; of more, those with the largest error in the last round, and the mean over all.
+MOST = 6
+
+
+def round_rows(history: History, stored: Stored) -> list[Row]:
+    """The rows of a round's clients, but those whose weights are not finite; none where no client is left."""
+    stored = history.finite(stored)
+    if not stored.ids or stored.clients is None:
+        return []
+    views = history.layout.views(stored.clients)
+    p = torch.from_numpy(history.weights(stored.ids)).to(history.device)
+    return [
+        {"layer": layer, "estimator": "exact", **row}
+        for layer, factors in adapters(history.network.module).items()
+        for row in layer_rows(views[factors.a], views[factors.b], p, factors.scale, stored.ids)
+    ]
+
+
+def layer_rows(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]) -> Iterator[Row]:
+    """Rows of one layer: factors ``a`` [K, r, in] and ``b`` [K, out, r] of the clients ``ids``, whose weights are ``p`` [K].
+
+    Without values where the adapters do nothing yet, as all B are 0."""
+    eps, a, b, p = torch.finfo(a.dtype).eps, a.double(), b.double(), p.double()
+    is_zero = not bool(b.any())
+    # the mean of the products is left @ right; averaged factors give (scale mean B) @ mean A
+    left, right = (scale * p[:, None, None] * b).transpose(0, 1).flatten(1), a.flatten(0, 1)
+    mean_b, mean_a = scale * torch.tensordot(p, b, 1), torch.tensordot(p, a, 1)
+    singular = singular_values(left, right)
+    size = float(torch.linalg.vector_norm(singular))
+    rounding = eps * left.shape[1] * float(left.norm() * right.norm())
+    is_known = size > rounding and not is_zero
+    rest = singular_values(torch.cat([left, -mean_b], 1), torch.cat([right, mean_a]))
+    numbers = {"update_norm": None if is_zero else size}
+    numbers["aggregation_error"] = float(rest.norm()) / size if is_known else None
+    numbers["effective_rank"] = effective_rank(singular) if is_known else None
+    for metric, value in numbers.items():
+        yield {"moment": "aggregated", "scope": "global", "metric": metric, "value": value}
+    bases = [row_space(factor, eps) for factor in a]
+    for (i, first), (j, second) in combinations(enumerate(bases), 2):
+        value = procrustes(first, second)
+        most = (first.shape[1] + second.shape[1]) ** 0.5
+        numbers = {"value": value, "scaled": value / most} if most and not is_zero else {}
+        about = {"moment": "trained", "scope": "pair", "client": ids[i], "client_b": ids[j]}
+        yield {**about, "metric": "misalignment", "value": None, **numbers}
+
+
+def singular_values(left: Tensor, right: Tensor) -> Tensor:
+    """Of left [out, m] @ right [m, in], which is not formed where it is larger than its factors."""
+    if left.shape[1] < min(left.shape[0], right.shape[1]):
+        left, right = torch.linalg.qr(left)[1], torch.linalg.qr(right.T)[1].T
+    return torch.linalg.svdvals(left @ right)
+
+
+def row_space(a: Tensor, eps: float) -> Tensor:
+    """An orthonormal basis [in, rank] of the rows of a matrix [r, in]; singular values of the size of the rounding ``eps`` of its
+    entries are none."""
+    _, singular, rows = torch.linalg.svd(a, full_matrices=False)
+    return rows[singular > singular.max() * max(a.shape) * eps].T
+
+
+def procrustes(first: Tensor, second: Tensor) -> float:
+    """min ||first - second R||_F over orthogonal R, for orthonormal bases [n, r]: 0 for one space, sqrt(2 r) for spaces at right
+    angles. A basis of fewer vectors counts as filled up with zeros."""
+    common = torch.linalg.matrix_norm(first.T @ second, "nuc")
+    squares = first.shape[1] + second.shape[1] - 2 * common
+    return float(squares.clamp(min=0) ** 0.5)
+
+
+def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
+    """metric, layer, round -> the number shown, a mean over pairs of clients."""
+    pieces = [
+        only(frame, metric=metric).assign(value=lambda rows, c=column: floats(rows[c]))
+        for metric, column in METRICS.items()
+    ]
+    rows = pd.concat(pieces).dropna(subset=["value", "layer"])
+    keys = ["metric", "layer", "round"]
+    return rows.groupby(keys, as_index=False, sort=False)["value"].mean()
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """Aggregation error, misalignment (mean over the pairs of clients, as a share of the largest possible) and effective rank of
+    the mean update, over the rounds: a line a layer. Raises FldiagError for a table without these."""
+    select(frame, "aggregation_error", "picture of adapters")
+    means = by_layer(frame)
+    layers = list(dict.fromkeys(means["layer"]))
+    if len(layers) > MOST:
+        last = only(means, metric="aggregation_error", round=last_round(means))
+        top = list(last.nlargest(MOST, "value")["layer"])
+        mean = means.groupby(["metric", "round"], as_index=False)["value"].mean()
+        name = f"mean of {len(layers)} layers"
+        means, layers = pd.concat([means, mean.assign(layer=name)]), [*top, name]
+    looks = style.looks(layers)
+    labels = ("aggregation error", "misalignment (share of most)", "effective rank")
+    with style.paper():
+        fig, axes = style.panels(len(METRICS), 2.15)
+        for ax, metric, label in zip(axes, METRICS, labels, strict=True):
+            for layer, look in looks.items():
+                rows = only(means, metric=metric, layer=layer).set_index("round")
+                line(ax, rows.sort_index(), look, None)
+            rounds_axis(ax)
+            ax.set_ylabel(label)
+            ax.grid(True)
+        legend_of_runs(fig, looks)
+    return fig
+
+
+def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Every layer in the last round."""
+    last = last_round(frame.dropna(subset=["layer"]))
+    yield Say(
+        f"adapters in round {last}: what averaging their factors loses (misalignment: mean over pairs of clients, as a share of "
+        "the largest possible)"
+    )
+    wide = only(by_layer(frame), round=last).pivot(index="layer", columns="metric", values="value")
+    wide = wide.reindex(columns=list(METRICS)).astype(object).reset_index()
+    columns = {"layer": "layer", **{metric: metric.replace("_", " ") for metric in METRICS}}
+    yield Small(wide.where(wide.notna(), None).to_dict("records"), columns)
+
+
+@diagnostic(
+    "lora",
+    meta={"read": "FedEx-LoRA, FedRot-LoRA, raFLoRA: abstracts only"},
+    on="run",
+    draw=draw,
+    summary=summary,
+    example="checkpoints/texts-fedavg-s0-1a2b3c4d",
+)
+def lora(history: History) -> pd.DataFrame:
+    """Measure what averaging does to low-rank adapters (LoRA), by round and adapted layer.
+
+    With the clients' trained factors A_k [r, in] and B_k [out, r], scale s and aggregation weights p_k, the mean update is
+    U = sum p_k s B_k A_k, and averaged factors give V = s (sum p_k B_k)(sum p_k A_k) instead. Rows of every ``layer``:
+
+    - ``update_norm`` ||U||_F, and ``aggregation_error`` ||U - V||_F / ||U||_F: 0 where averaging the factors loses nothing.
+    - ``effective_rank`` of U: exp of the entropy of its singular values' shares.
+    - ``misalignment`` (scope pair): min over rotations R of ||Q_k - Q_l R||_F with orthonormal bases Q of the row spaces of A_k
+      and A_l: 0 for one space, at most sqrt(2 r); ``scaled`` by that.
+
+    Args:
+        history: A run with client weights.
+
+    Returns:
+        A row a number, without units; ``masked`` where all B are 0, or U is.
+
+    Raises:
+        FldiagError: the model has no adapters, or no round has client weights.
+    """
+    if not adapters(history.network.module):
+        raise FldiagError(
+            f"{history.name}: its model has no low-rank adapters",
+            "train with adapters (--set model.lora_rank=8), or record a model of peft",
+            usage=True,
+        )
+    rows = [*history.map_rounds(round_rows), *history.final_rows()]
+    rows = [{"masked": row["value"] is None, **row} for row in rows]
+    return table([*rows, *history.notes], **history.common)
