@@ -8,7 +8,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
 
 from fldiag.diagnostics import spectrum
 from fldiag.errors import FldiagError
@@ -154,52 +153,6 @@ def eigen(**runs):
             for i, v in enumerate(values)
         ]
     )
-
-
-def test_spectrum_points_bars_and_hollow_markers():
-    fig = spectrum.draw(eigen(A=[9.0, 5, 3], B=[8.0, 7, 6]))
-    ax = fig.axes[0]
-    done = [line for line in ax.lines if line.get_label() == "converged"]
-    open_ = [line for line in ax.lines if line.get_label() == "not converged"]
-    assert [list(line.get_ydata()) for line in done] == [[9, 5], [8, 7]]
-    assert [list(line.get_ydata()) for line in open_] == [[3], [6]]
-    assert all(to_hex(line.get_markerfacecolor()) == "#ffffff" for line in open_)
-    assert not any(to_hex(line.get_markerfacecolor()) == "#ffffff" for line in done)
-    assert (np.round(done[0].get_xdata()) == [1, 2]).all() and done[0].get_xdata()[0] < done[
-        1
-    ].get_xdata()[0]
-    ends = np.array([s[:, 1] for s in ax.collections[0].get_segments()])
-    np.testing.assert_allclose(ends, [[8.9, 9.1], [4.8, 5.2], [2.7, 3.3]])
-    assert "hollow: not converged" in [t.get_text() for t in fig.legends[0].get_texts()]
-
-
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        ([9, 5, 3], "linear"),
-        ([900, 5, 3], "log"),
-        ([900, 5, -3], "symlog"),
-        ([0.0, 0, 0], "linear"),
-    ],
-)
-def test_wide_spectra_are_logarithmic(values, kind, tmp_path):
-    fig = spectrum.draw(eigen(A=values))
-    assert fig.axes[0].get_yscale() == kind
-    style.save(fig, tmp_path / "s.png")
-
-
-def test_unfit_spectra_are_refused():
-    frame = eigen(A=[9, 5, 3])
-    for bad, message in [
-        (frame.drop(columns="index"), "index"),
-        (frame.assign(metric="trace"), "its metrics: trace"),
-        (pd.concat([frame, frame]), "two eigenvalues of index 1"),
-        (frame.assign(value=np.nan), "finite value"),
-    ]:
-        with pytest.raises(FldiagError, match=message):
-            spectrum.draw(bad)
-    fig = spectrum.draw(frame.drop(columns=["residual", "converged"]))
-    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["A"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fldiag.results.provenance import digest
 from fldiag.results.select import spread
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
+from fldiag.runs.checkpoint import Checkpoint
 
 #: Coordinates of a tensor that are remembered of every model.
 SAMPLED = 200
@@ -64,7 +64,7 @@ class About:
 
 def about_run(run: Run) -> About:
     """What the run's config and recorder say."""
-    config, origin = run.index["config"], run.origin
+    config, origin = run.about["config"], run.origin
     clients, train = config.get("clients", {}), config.get("train", {})
     stored = config.get("checkpoint", {}).get("clients", "sampled")
     about = About(
