@@ -7,28 +7,37 @@ import helpers
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from commands import last
 from commands import run as typed
 
 import fldiag
 from fldiag.diagnostics.doctor import alarms, fails
+from fldiag.diagnostics.doctor.examples import _chance
 from fldiag.diagnostics.doctor.facts import About, RoundFacts
-from fldiag.diagnostics.doctor.weights import aggregate, sampling, starts, updates
+from fldiag.diagnostics.doctor.weights import aggregate, outliers, sampling, starts, updates
 from fldiag.errors import FldiagError
 
 study = helpers.analysis("doctor")
 TABLE = pd.read_csv(Path(study.__file__).with_suffix(".csv"), keep_default_na=False)
 
 
-def test_the_committed_table_reaches_its_targets():
-    assert set(zip(TABLE["group"], TABLE["kind"], strict=True)) == {
-        (group, name) for group, kinds in study.GROUPS.items() for name in kinds
-    }
-    found = TABLE[TABLE["outcome"] == "found"].groupby("group").size()
-    assert found["broken"] >= 27 and found["planted"] >= 16 and found["start"] >= 8
-    sound = TABLE[TABLE["group"] == "sound"]["outcome"].value_counts()
-    assert sound.sum() >= 60 and "fault" not in sound and sound["hint"] <= 3
+@pytest.mark.parametrize("seed", study.SEEDS)
+def test_the_committed_table_reaches_its_targets(seed):
+    part = TABLE[TABLE["seed"] == seed]
+    assert list(zip(part["group"], part["case"], strict=True)) == list(study.CASES)
+    count = part.groupby(["group", "outcome"]).size()
+    assert count["broken", "found"] >= 27 and part["group"].eq("broken").sum() == 32
+    assert count["planted", "found"] >= 16 and part["group"].eq("planted").sum() == 20
+    assert count["start", "found"] >= 8 and part["group"].eq("start").sum() == 12
+    assert count["sound", "clean"] >= 60 and count["sound", "hint"] <= 3
+    assert ("sound", "fault") not in count
+
+
+def judged_as_in_the_table(group, name):
+    row = TABLE[(TABLE["seed"] == 1) & (TABLE["group"] == group) & (TABLE["case"] == name)].iloc[0]
+    return study.judge(group, name, 1)["outcome"] == row["outcome"]
 
 
 QUICK = ["said_by_examples", "one_less", "nan_of_client", "reports_too_much", "twice_in_list"]
@@ -42,22 +51,19 @@ QUICK = ["said_by_examples", "one_less", "nan_of_client", "reports_too_much", "t
         ("planted", "shared_module"),
         ("planted", "last_buffers"),
         ("start", "head_kept_by_all_equal"),
-        ("sound", "stated"),
-        ("sound", "batch_norm_last_of_two"),
-        ("sound", "feddyn"),
+        ("sound", "stated_skewed"),
+        ("sound", "last_minibatch_of_2"),
+        ("sound", "feddyn_equal"),
     ],
 )
-def test_a_kind_of_the_study_is_judged_as_in_its_table(group, name):
-    row = TABLE[(TABLE["group"] == group) & (TABLE["kind"] == name)].iloc[0]
-    assert study.judge(group, name, 1)["outcome"] == row["outcome"]
+def test_a_case_of_the_study_is_judged_as_in_its_table(group, name):
+    assert judged_as_in_the_table(group, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
-def test_no_sound_kind_gets_a_fault_with_another_seed(seed):
-    outcomes = {name: study.judge("sound", name, seed)["outcome"] for name in study.SOUND}
-    assert "fault" not in outcomes.values(), outcomes
-    assert list(outcomes.values()).count("hint") <= 5, outcomes
+@pytest.mark.parametrize("group", ["broken", "planted", "start", "sound"])
+def test_the_study_gives_its_table(group):
+    assert [n for g, n in study.CASES if g == group and not judged_as_in_the_table(g, n)] == []
 
 
 # -- arithmetic by hand
@@ -150,6 +156,34 @@ def test_a_layer_that_is_not_averaged():
     assert found[0].evidence.startswith("b;")
 
 
+def test_a_client_of_few_examples_that_is_left_out_is_told_as_that():
+    sizes = dict(enumerate([1, 600, 600, 600, 600]))
+    c = np.array([0, 0.25, 0.25, 0.25, 0.25])
+    found = list(aggregate([round_of(c)], About(sizes=sizes, total=5)))
+    assert [f.what for f in found] == ["client 0 is left out of the mean"]
+
+
+def test_outliers_are_those_beyond_t_shared_by_the_clients():
+    """Ten clients at -4.5 ... 4.5: the median absolute deviation is 2.5, t of 9 degrees at 0.5 % is 3.2498 (tables)."""
+    values = {i: [i - 4.5] * 5 for i in range(10)}
+    limit = 3.2498 * 1.4826 * 2.5
+    for away, beyond in ((limit - 0.01, []), (limit + 0.01, [9])):
+        assert list(outliers(values | {9: [away] * 5}, 0.0)) == beyond
+    often = {9: [20.0] * 3 + [-1.0] * 2}
+    assert not outliers(values | often, 0.0)  # in 60 % of its rounds
+    assert not outliers({9: [20.0] * 5, 1: [0.0] * 5, 2: [0.0] * 5}, 0.0)
+
+
+def test_the_chance_that_test_examples_fit_better_is_welchs():
+    values = np.random.default_rng(0).normal(size=60) + np.repeat([0.5, 0.0], 30)
+    labels, test, part = np.zeros(60, dtype=int), slice(0, 30), slice(30, 60)
+    welch = scipy.stats.ttest_ind(
+        values[test], values[part], equal_var=False, alternative="greater"
+    )
+    assert _chance(values, labels, test, part) == pytest.approx(welch.pvalue, rel=1e-9)
+    assert _chance(values, np.arange(60), test, part) == 1.0  # no class twice
+
+
 def test_a_method_whose_server_is_not_known_is_not_judged():
     with pytest.raises(FldiagError, match="not known to take a mean"):
         list(aggregate([round_of(P)], About(method="krum", rule="other")))
@@ -189,7 +223,7 @@ def test_the_probability_of_never_being_drawn():
     rounds = [round_of(P, number=t) for t in range(1, 21)]
     found = list(sampling(rounds, About(total=10)))
     assert [f.client for f in found] == [5, 6, 7, 8, 9]
-    assert found[0].value == pytest.approx(10 * 0.5**20)
+    assert f"p = {10 * 0.5**20:.1g} " in found[0].evidence
     assert not list(sampling(rounds[:10], About(total=10)))
 
 
@@ -199,8 +233,9 @@ def test_the_probability_of_never_being_drawn():
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor")
-    kinds = {"broken": study.BROKEN["said_by_examples"][0], "sound": study.SOUND["stated"]}
-    return {name: make(1).run(folder / name, 1) for name, make in kinds.items()}
+    cases = {"broken": ("broken", "said_by_examples"), "sound": ("sound", "stated_equal")}
+    changes = {name: study.CASES[case][1] for name, case in cases.items()}
+    return {n: study.Federation(1, **kw).run(folder / n) for n, kw in changes.items()}
 
 
 def test_a_check_has_a_row_and_one_without_a_model_says_why(folders):

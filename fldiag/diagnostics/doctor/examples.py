@@ -10,11 +10,11 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binom
+from scipy.stats import binom, t
 
 from fldiag.diagnostics.doctor.facts import About, Models
 from fldiag.diagnostics.doctor.findings import Finding, Severity, joined
-from fldiag.diagnostics.doctor.weights import CLIENTS, ROUNDS
+from fldiag.diagnostics.doctor.weights import CLIENTS, LEVEL, ROUNDS, outliers
 from fldiag.errors import FldiagError
 from fldiag.results.select import only
 
@@ -47,7 +47,7 @@ def data(models: Models, about: About) -> Iterator[Finding]:
             evidence = f"{count} of {len(test)} test examples are training examples, byte by byte"
             what = "the test set overlaps the training set"
             yield Finding("fault", what, evidence, "hold out examples")
-    usual = max(float(np.median([1 - len(np.unique(c)) / len(c) for c in contents.values()])), 1e-3)
+    usual = max(np.median([1 - len(np.unique(c)) / len(c) for c in contents.values()]), 1e-3)
     for k, c in contents.items():
         count = len(c) - len(np.unique(c))
         if count >= 5 and binom.sf(count - 1, len(c), usual) < 1e-6:
@@ -73,82 +73,80 @@ def _rows(x: object) -> list[bytes]:
 def own_data(models: Models, about: About) -> Iterator[Finding]:
     """Clients that train on other data or labels than the recorded ones: training raises their own loss in the median round; or
     it lowers the loss of one other client's data more than of their own, by half, in 80 % of at least three rounds. One client is
-    not accused where the model has batch-norm: a last minibatch of two examples may do the same."""
+    told where its loss rises in 80 % of its rounds, and it is one of the ``outliers``; not where the model has batch-norm: a last
+    minibatch of two examples may do the same."""
     own, better = defaultdict(list), defaultdict(list)
     for ids, gain in models.gains.values():
         advantage = gain - np.median(gain, axis=0)
         for j, i in enumerate(ids):
             if np.isfinite(gain[j, i]) and len(ids) >= CLIENTS:
-                own[i].append(float(gain[j, i]))
+                own[i].append(-gain[j, i])
                 row = np.nan_to_num(advantage[j], nan=-np.inf)
                 best = int(row.argmax())
                 is_better = row[best] > max(advantage[j, i], 0) + 0.5 * np.abs(row[best])
                 better[i].append(best if is_better and gain[j, best] > 0 else i)
-    if not own:
-        return
-    usual = float(np.median([np.median(v) for v in own.values()]))
     moved = {i: max(set(v), key=v.count) for i, v in better.items() if len(v) >= ROUNDS}
     moved = {
         i: k for i, k in moved.items() if k != i and better[i].count(k) >= 0.8 * len(better[i])
     }
     moved = {i: k for i, k in moved.items() if k in moved or 2 * len(moved) >= len(own)}
-    if moved:
+    if len(moved) > 1:
         evidence = joined([f"client {i} that of client {k}" for i, k in moved.items()], 3)
         what = "clients fit the data of another client"
         yield Finding("hint", what, evidence, "correct the partition, or its order")
         return
-    rising = [i for i, v in own.items() if np.median(v) < 0]
+    rising = [i for i, v in own.items() if np.median(v) > 0]
     if 2 * len(rising) > len(own) and len(own) >= CLIENTS:
         what = "training raises the loss of most clients on their recorded data"
         evidence = f"of {len(rising)} of {len(own)} clients: other labels or another partition, or too long steps"
         yield Finding("hint", what, evidence, "look at the labels, and at the partition")
         return
-    for i in rising if not about.is_batch_normed else ():  # a last minibatch of two, perhaps
-        is_usual = np.mean(np.array(own[i]) < 0) < 0.8 or np.median(own[i]) >= -0.25 * usual
-        if len(own[i]) >= 2 and not is_usual:
-            what = f"the training of client {i} does not fit its own data"
-            evidence = f"it raises their loss by {-np.median(own[i]):.3g} nats"
-            remedy = "look at its labels and inputs, and at the sign of its loss"
-            yield Finding("hint", what, evidence, remedy, (), i)
+    for i, rise in outliers(own, 0.0).items() if not about.is_batch_normed else ():
+        what = f"the training of client {i} does not fit its own data"
+        evidence = f"it raises their loss by {rise:.3g} nats"
+        remedy = "look at its labels and inputs, and at the sign of its loss"
+        yield Finding("hint", what, evidence, remedy, (), i)
 
 
 def test_data(models: Models, about: About) -> Iterator[Finding]:
     """Clients that train on test examples: their models fit these better than their own of the same classes, compared with the
-    other clients', by 2.5 standard errors in the median of at least three rounds; or the last global model does so, by 2."""
-    pool, scores = models.history.pool, defaultdict(list)
+    other clients', or the last global model does so: Welch's t-test, 5 % shared by the clients, in the median of three rounds."""
+    pool, chances = models.history.pool, defaultdict(list)
     if pool.split != "test" or models.history.dataset.regression or not models.loss:
         return
     if pool.test.stop < 100:
         raise FldiagError("there are fewer than 100 test examples")
     remedy = "look which examples the clients' loaders read"
-    z = _difference(-models.loss[max(models.loss)], models.labels, pool.test, pool.clients)
-    if z > 2:
+    p = _chance(-models.loss[max(models.loss)], models.labels, pool.test, pool.clients)
+    if p < LEVEL:
         what = "clients seem to train on the test examples"
-        evidence = f"the last global model fits them better than its training examples, z = {z:.1f}"
-        yield Finding("hint", what, evidence, remedy, value=z)
+        evidence = f"the last global model fits them better than its training examples, p = {p:.2g}"
+        yield Finding("hint", what, evidence, remedy)
         return
     for ids, _, after in models.clients.values():
         for j, i in enumerate(ids if len(ids) >= CLIENTS else ()):
             advantage, part = np.median(after, axis=0) - after[j], models.of_client(i)
-            scores[i].append(_difference(advantage, models.labels, pool.test, part))
-    for i, values in scores.items():
-        z = float(np.median(values))
-        if len(values) >= ROUNDS and z > 2.5:
+            chances[i].append(_chance(advantage, models.labels, pool.test, part))
+    for i, values in chances.items():
+        p = np.median(values) * len(chances)
+        if len(values) >= ROUNDS and p < LEVEL:
             what = f"client {i} seems to train on test examples"
-            evidence = f"it fits them better than its own, compared with the others; z = {z:.1f}"
-            yield Finding("hint", what, evidence, remedy, (), i, None, z)
+            evidence = f"it fits them better than its own, compared with the others; p = {p:.2g}"
+            yield Finding("hint", what, evidence, remedy, (), i)
 
 
-def _difference(values: np.ndarray, labels: np.ndarray, test: slice, part: slice) -> float:
-    """z of the mean of ``values`` on test examples less that on a part's, with the classes' shares of the part; 0 if unknown."""
-    difference = variance = 0.0
+def _chance(values: np.ndarray, labels: np.ndarray, test: slice, part: slice) -> float:
+    """p of the mean of ``values`` on test examples above that on a part's, with the classes' shares of the part; 1 if unknown."""
+    difference = variance = freedom = 0.0
     for label in np.unique(labels[part]):
         a, b = (values[where][labels[where] == label] for where in (test, part))
         if len(a) > 1 and len(b) > 1:
             share = len(b) / (part.stop - part.start)
             difference += share * (a.mean() - b.mean())
-            variance += share**2 * (a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
-    return difference / math.sqrt(variance) if variance > 0 else 0.0
+            for x in (a, b):
+                v = share**2 * x.var(ddof=1) / len(x)
+                variance, freedom = variance + v, freedom + v**2 / (len(x) - 1)
+    return t.sf(difference / math.sqrt(variance), variance**2 / freedom) if freedom else 1.0
 
 
 def reported(models: Models, about: About) -> Iterator[Finding]:
@@ -156,8 +154,8 @@ def reported(models: Models, about: About) -> Iterator[Finding]:
     if models.metrics is None or not models.right:
         return
     pool = models.history.pool
-    now = {r: float(right[pool.test].mean()) for r, right in models.right.items()}
-    train = {r: float(right[pool.clients].mean()) for r, right in models.right.items()}
+    now = {r: right[pool.test].mean() for r, right in models.right.items()}
+    train = {r: right[pool.clients].mean() for r, right in models.right.items()}
     is_whole = pool.test.stop == len(models.history.dataset.evaluation[2])
     slack = 2e-3 if is_whole else 5 * math.sqrt(0.25 / pool.test.stop)
     rows = only(models.metrics, scope="global", moment="aggregated").dropna(
@@ -196,7 +194,7 @@ def learning(models: Models, about: About) -> Iterator[Finding]:
         return
     r = max(models.right)
     y, right = models.labels[pool.test], models.right[r][pool.test]
-    share = float(np.bincount(y).max() / len(y))
+    share = np.bincount(y).max() / len(y)
     gains = [gain[j, i] for ids, gain in models.gains.values() for j, i in enumerate(ids)]
     is_late = r >= 30 or np.nanmedian(gains or [-1.0]) < 0
     if is_late and binom.sf(right.sum() - 1, len(y), share) > 0.01:

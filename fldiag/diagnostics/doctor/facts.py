@@ -215,7 +215,7 @@ def _slices(names: list[str], sizes: list[int]) -> dict[str, slice]:
 
 
 def _first_infinite(tensors: Mapping[str, Tensor]) -> str:
-    return next((name for name, t in tensors.items() if not bool(t.isfinite().all())), "")
+    return next((name for name, t in tensors.items() if not t.isfinite().all()), "")
 
 
 def _buffer_fault(name: str, c: Checkpoint, rows: Tensor, before: Tensor | None) -> str:
@@ -223,9 +223,9 @@ def _buffer_fault(name: str, c: Checkpoint, rows: Tensor, before: Tensor | None)
     new = c.state[name]
     if not new.is_floating_point():
         return ""
-    if name.endswith("running_var") and bool((new < 0).any()):
+    if name.endswith("running_var") and (new < 0).any():
         return "variances below 0"
-    if len(rows) < 2 or bool((rows == rows[0]).all()):
+    if len(rows) < 2 or (rows == rows[0]).all():
         return ""
     if before is not None and torch.equal(before, new):
         return "not aggregated: they did not change, and the clients' did"
@@ -233,7 +233,7 @@ def _buffer_fault(name: str, c: Checkpoint, rows: Tensor, before: Tensor | None)
         return "those of one client alone"
     slack = 1e-5 * rows.abs().amax(0)
     is_outside = (new < rows.amin(0) - slack) | (new > rows.amax(0) + slack)
-    return "outside the range of the clients'" if float(is_outside.double().mean()) > 0.01 else ""
+    return "outside the range of the clients'" if is_outside.double().mean() > 0.01 else ""
 
 
 # -- models at work

@@ -22,7 +22,6 @@ class Finding:
     rounds: Sequence[int] = ()
     client: int | None = None
     layer: str | None = None
-    value: float | None = None
 
 
 def joined(items: Sequence[object], most: int = 6) -> str:
