@@ -109,15 +109,6 @@ class Config(ConfigSection):
         return sections
 
     @model_validator(mode="after")
-    def _check_clients(self) -> Config:
-        ids = self.checkpoint.clients
-        if isinstance(ids, tuple) and not all(0 <= i < self.clients.total for i in ids):
-            raise ValueError(
-                f"checkpoint.clients = {list(ids)} names clients outside 0..{self.clients.total - 1}"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_tokenizer(self) -> Config:
         if self.model.name == "minilm" and self.data.tokenizer != "minilm":
             raise ValueError(

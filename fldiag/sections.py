@@ -92,23 +92,6 @@ VOCABULARY, LENGTH = 8000, 64
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 #: Rounds, clients and seeds are smaller: tables hold them as int64.
 LARGEST = 2**63
-#: Levels of nested tables and lists in a config, and in a file that holds one. Python copies and writes about 250 of them.
-DEEPEST, DEEPEST_FILE = 100, 110
-
-
-def is_too_deep(tree: Any, levels: int = DEEPEST) -> bool:
-    """Whether mappings and lists are nested more than so many levels deep.
-
-    >>> is_too_deep({"train": {"lr": 0.1}}, 2), is_too_deep({"train": {"lr": [0.1]}}, 2)
-    (False, True)
-    """
-    level = [tree]
-    for _ in range(levels):
-        parts = [v.values() if isinstance(v, Mapping) else v for v in level]
-        level = [v for part in parts for v in part if isinstance(v, (Mapping, list, tuple))]
-        if not level:
-            return False
-    return True
 
 
 class ConfigSection(BaseModel):
@@ -405,11 +388,11 @@ class TrainSection(ConfigSection):
 
 class CheckpointSection(ConfigSection):
     every: Count = Field(1, description="write a checkpoint every N rounds (and after the last)")
-    clients: Literal["auto", "none", "sampled", "all"] | tuple[int, ...] = Field(
+    clients: Literal["auto", "none", "sampled", "all"] = Field(
         "auto",
-        description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, all, or "
-        "these ids (clients that were not sampled are then trained too, for the record only); auto: those sampled, in every "
-        "stored round if that takes at most 100 MB in all, else in the last round only",
+        description="whose trained weights the checkpoint holds besides the global ones: none, those sampled, or all (clients "
+        "that were not sampled are then trained too, for the record only); auto: those sampled, in every stored round if that "
+        "takes at most 100 MB in all, else in the last round only",
     )
 
 

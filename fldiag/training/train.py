@@ -386,7 +386,7 @@ def clients_to_store(config: Config, model_bytes: int, t: int, sampled: Iterable
         return []
     if clients == "all":
         return list(range(config.clients.total))
-    return sorted(clients) if isinstance(clients, tuple) else sorted(sampled)
+    return sorted(sampled)
 
 
 def client_bytes(config: Config, model_bytes: int) -> int:
@@ -411,8 +411,6 @@ def describe_clients(config: Config, model_bytes: int) -> str:
     if clients == "none":
         return "checkpoints hold no client's weights (checkpoint.clients = none)"
     owners = "all clients'" if clients == "all" else "the sampled clients'"
-    if isinstance(clients, tuple):
-        owners = f"{len(clients)} clients'"
     if every_round_holds_clients(config, model_bytes):
         return (
             f"every stored round holds {owners} weights: {size:,.0f} MB in all (checkpoint.clients)"

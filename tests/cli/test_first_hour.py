@@ -59,23 +59,10 @@ def test_every_diagnostic_of_the_default_run(here, trained, verb):
 
 
 def test_two_methods_and_a_report(here, trained):
-    other = last(
-        run(
-            "train",
-            "digits",
-            "--set",
-            "method.name=scaffold",
-            "--set",
-            "rounds=5",
-            "--device",
-            "cpu",
-        )
-    )
-    page = here / last(run("report", trained, other.parent.parent))
-    assert (
-        "fedavg" in page.read_text("utf-8").lower()
-        and "scaffold" in page.read_text("utf-8").lower()
-    )
+    settings = ("--set", "method.name=scaffold", "--set", "rounds=5")
+    other = last(run("train", "digits", *settings, "--device", "cpu"))
+    page = (here / last(run("report", trained, other.parent.parent))).read_text("utf-8").lower()
+    assert "fedavg" in page and "scaffold" in page
 
 
 @pytest.fixture(scope="module")
@@ -119,19 +106,8 @@ def test_own_model_has_its_own_loss(here, own):
         loss.backward()
         optimizer.step()
     torch.save(net.state_dict(), here / "net.pt")
-    answer = run(
-        "spectrum",
-        "net.pt",
-        "--model",
-        "hour_net:net",
-        "--data",
-        own,
-        "--device",
-        "cpu",
-        "--json",
-        "-k",
-        "1",
-    ).stdout
+    how = ("--model", "hour_net:net", "--data", own, "--device", "cpu", "-k", "1")
+    answer = run("spectrum", "net.pt", *how, "--json").stdout
     found = {row["metric"]: row["value"] for row in json.loads(answer)["rows"]}
     assert found["loss"] == pytest.approx(float(cross_entropy(net(x), y)), rel=1e-5)
 
@@ -149,20 +125,8 @@ def test_answers_about_other_data_do_not_replace_each_other(here, own):
         )
     about = {}
     for data in (own, "npz:floats.npz"):
-        made = last(
-            run(
-                "spectrum",
-                "two.pt",
-                "--model",
-                "two_nets:net",
-                "--data",
-                data,
-                "--device",
-                "cpu",
-                "-k",
-                "1",
-            )
-        )
+        how = ("--model", "two_nets:net", "--data", data, "--device", "cpu", "-k", "1")
+        made = last(run("spectrum", "two.pt", *how))
         about[made] = json.loads((here / made).with_suffix(".json").read_text())["checkpoints"][
             "two"
         ]

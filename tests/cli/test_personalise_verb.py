@@ -10,23 +10,10 @@ from commands import run
 
 from fldiag.runs.run import Run
 
-QUICK = [
-    "--set",
-    "rounds=1",
-    "--set",
-    "model.name=mlp",
-    "--set",
-    "train.epochs=1",
-    "--device",
-    "cpu",
-]
-
-
-def complaint(*arguments, code):
-    result = run(*arguments, code=code)
-    lines = result.stderr.strip().splitlines()
-    assert lines[0].startswith("error: "), result.stderr
-    return result.stderr
+QUICK = (
+    *("--set", "rounds=1", "--set", "model.name=mlp"),
+    *("--set", "train.epochs=1", "--device", "cpu"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +24,8 @@ def trained(tmp_path_factory):
 
 
 def test_training_a_personalised_method_ends_with_mean_and_deviation():
-    answer = json.loads(
-        run(
-            "train",
-            "digits",
-            *QUICK,
-            "--set",
-            "method.name=fedbabu",
-            "--set",
-            "method.tune_epochs=[0,1]",
-            "--out",
-            "r",
-            "--json",
-        ).stdout
-    )
+    method = ("--set", "method.name=fedbabu", "--set", "method.tune_epochs=[0,1]")
+    answer = json.loads(run("train", "digits", *QUICK, *method, "--out", "r", "--json").stdout)
     rows = [row for row in answer["rows"] if "std" in row]
     assert [(row["epochs"], row["clients"]) for row in rows] == [(0, 20), (1, 20)]
     frame = Run.open("r").metrics
@@ -100,16 +75,21 @@ def test_options_change_the_answer_and_its_name(trained, tmp_path):
     assert not plain["value"].equals(other["value"])
 
 
-def test_wrong_questions(trained):
-    assert "0,1,5" in complaint("personalise", trained, "--epochs", "1,x", code=2)
-    assert "0,1,5" in complaint("personalise", trained, "--epochs", "-1", code=2)
-    assert "initial" in complaint("personalise", trained, "--lr", "last", code=2)
-    assert "is not there" in complaint("personalise", "nowhere", code=2)
-    assert "up to 9999" in complaint("personalise", trained, "--epochs", "100000000000", code=2)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--epochs", "1,x"), "0,1,5"),
+        (("--epochs", "-1"), "0,1,5"),
+        (("--epochs", "100000000000"), "up to 9999"),
+        (("--lr", "last"), "initial"),
+    ],
+)
+def test_wrong_questions(trained, options, text):
+    assert text in run("personalise", trained, *options, code=2).stderr
 
 
 def test_a_run_that_is_not_finished_is_refused(trained, tmp_path):
     shutil.copytree(trained, "half")
     lines = Path("half/rounds.jsonl").read_text().splitlines(keepends=True)
     Path("half/rounds.jsonl").write_text("".join(lines[:-1]))  # without that of the end
-    assert "--resume" in complaint("personalise", "half", code=1)
+    assert "--resume" in run("personalise", "half", code=1).stderr

@@ -220,28 +220,3 @@ def test_another_loss(tmp_path, monkeypatch):
             assert other["value"] == pytest.approx(2 * one["value"], rel=1e-3)
     assert "cross_entropy" in run("spectrum", EXAMPLE, "--loss", "crossentropy", code=2).stderr
     assert "cannot import nowhere" in run("spectrum", EXAMPLE, "--loss", "nowhere:f", code=2).stderr
-
-
-CHOICES = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-X, Y = torch.linspace(-1, 1, 60).sin().reshape(20, 3), torch.arange(20) * 7 % 9
-
-
-class Net(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(3, 2)
-
-
-def with_domain():
-    return DataLoader(TensorDataset(X, Y, Y % 2), batch_size=6)
-
-
-def poisson(z, y):
-    return torch.nn.functional.poisson_nll_loss(z.sum(1), y)
-
-
-def root(z, y):
-    return (z[:, 0] - y).square().mean().sqrt()
-"""

@@ -60,9 +60,9 @@ def test_checkpoints_every_so_many_rounds_and_after_the_last(every, kept, tmp_pa
 
 def test_whose_weights_a_checkpoint_holds(tmp_path):
     held = {}
-    for clients in ("none", "auto", "sampled", "all", [1, 4]):
+    for clients in ("none", "auto", "sampled", "all"):
         chosen = config("scaffold", rounds=3, total=5, per_round=2, checkpoint={"clients": clients})
-        held[str(clients)] = train.train(chosen, out=tmp_path / str(clients))
+        held[clients] = train.train(chosen, out=tmp_path / clients)
     reference = held["none"].checkpoint().state
     sampled = setup(config(total=5, per_round=2), classification((8, 8, 8, 8, 8))).schedule.sampled(
         2
@@ -74,7 +74,6 @@ def test_whose_weights_a_checkpoint_holds(tmp_path):
     ] == [True] * 3
     assert held["sampled"].checkpoint(3).client_ids == sampled
     assert held["all"].checkpoint(3).client_ids == [0, 1, 2, 3, 4]
-    assert held["[1, 4]"].checkpoint(3).client_ids == [1, 4]
     for run in held.values():  # recording more clients trains nothing else
         assert all(torch.equal(v, reference[k]) for k, v in run.checkpoint().state.items())
     everyone, some = held["all"].checkpoint(3), held["sampled"].checkpoint(3)
