@@ -61,6 +61,6 @@ def draw(table: pd.DataFrame) -> Figure:
         style.names_down(ax, texts, 60)
         ax.grid(True, axis="x")
         names = (style.plain(style.shorten(table[c].iloc[0], 40)) for c in ("run", "baseline_run"))
-        fig.suptitle("A: {}    B: {}".format(*names), fontsize=7.5)
+        fig.suptitle("A: {}\nB: {}".format(*names), fontsize=7.5)
         style.legend(fig, list(handles.values()), list(handles), title="better")
     return fig
