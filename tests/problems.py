@@ -1,7 +1,5 @@
 """Small problems of the tests of Problem and of what it finds out about a model."""
 
-import copy
-
 import torch
 from torch import nn
 
@@ -26,10 +24,3 @@ class Sliced:
 
     def batch(self, start, stop):
         return self.x[start:stop], self.y[start:stop]
-
-
-def double_backward(p, w=None, *, keep=True, matrix="hessian"):
-    """The products that any network has, also of a problem that has them by hand."""
-    twin = copy.copy(p)
-    twin.__dict__.update(p.__dict__ | {"_recalled": {**p._recalled, ("agrees", matrix): False}})
-    return twin.hessian(w, keep=keep, matrix=matrix)

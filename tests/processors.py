@@ -20,8 +20,8 @@ NUMERIC = {
     "golden",
     "methods",
     "parity",
+    "training",
     "conformance/test_methods.py",
-    "conformance/test_model_curvature.py",
     *(
         f"unit/test_{name}.py"
         for name in (
@@ -50,14 +50,8 @@ NUMERIC = {
             "methods_personal",
             "methods_regularisation",
             "methods_subnetworks",
-            "optim",
-            "protocol",
-            "local_decay",
-            "personalise",
             "rounds",
             "step",
-            "steps",
-            "yesterday",
         )
     ),
 }

@@ -22,8 +22,7 @@ from fldiag.results import uncertainty
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.table import Row, table
 from fldiag.results.uncertainty import SEEDS, Interval
-from fldiag.runs.run import Run
-from fldiag.runs.same_model import same_model
+from fldiag.runs.run import Run, same_model
 
 #: ``error``: the number could not be computed, so nothing was tested. The worst of several comes first.
 Verdict = Literal["fail", "error", "undecided", "pass"]

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from fldiag.config import recipe
 from fldiag.diagnosis.subjects import load
 from fldiag.errors import FldiagError, counted
+from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 
 Member = Run | Checkpoint
 #: What a side may be given as.
@@ -135,7 +135,7 @@ def label(members: Sequence[Member]) -> str:
 
 def about_of(member: Member) -> dict[str, Any]:
     """What a run or a checkpoint says of itself."""
-    return member.index if isinstance(member, Run) else member.manifest
+    return member.about if isinstance(member, Run) else member.manifest
 
 
 def config_of(member: Member) -> dict[str, Any]:

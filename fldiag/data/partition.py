@@ -64,8 +64,11 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
             "use partition.kind = iid",
             usage=True,
         )
-    if clients * max(1, options.get("min_size") or 1) > len(labels):
-        raise _too_many(f"{clients} clients cannot share {len(labels)} examples")
+    least = max(1, options.get("min_size") or 1)
+    if clients * least > len(labels):
+        raise _too_many(
+            f"{clients} clients cannot share {len(labels)} examples, at least {least} each (min_size)"
+        )
     rng = seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}")
     options = {key: value for key, value in options.items() if value is not None}
     parts = _KINDS[kind](labels, clients, rng, **options)

@@ -402,14 +402,19 @@ def _draw_surface(
     inner = [
         float(t) for t in MaxNLocator(4).tick_values(*fine[[0, -1]]) if abs(t) < 0.76 * fine[-1]
     ]
-    ax.set(xticks=inner, yticks=inner, zticks=scale.ticks(4))
+    is_small = ax.get_window_extent().width < 1.5 * ax.figure.dpi  # the contours below say the same
+    inner, heights_said = ([], []) if is_small else (inner, scale.ticks(4))
+    ax.set(xticks=inner, yticks=inner, zticks=heights_said)
     for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
         axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
         axis._axinfo["grid"].update(linewidth=0.3, color="#cccccc")
         axis.line.set_linewidth(0.5)
-    short = [style.plain(name.partition(" (")[0]) for name in names]
+    short = ["" if is_small else style.plain(name.partition(" (")[0]) for name in names]
     for set_label, name, pad in zip(
-        (ax.set_xlabel, ax.set_ylabel, ax.set_zlabel), (*short, "loss"), (-10, -8, -8), strict=True
+        (ax.set_xlabel, ax.set_ylabel, ax.set_zlabel),
+        (*short, "" if is_small else "loss"),
+        (-10, -8, -8),
+        strict=True,
     ):
         set_label(name, fontsize=6, labelpad=pad)
     ax.zaxis.set_major_formatter(FuncFormatter(lambda height, _: scale.label(height)))
@@ -436,13 +441,16 @@ def _draw_contours(
         x, y = (models[c].to_numpy(float) for c in ("x", "y"))
         ax.plot(x, y, linestyle=line, color="black", linewidth=2)
         ax.plot(x, y, "o", linestyle=line, linewidth=1, **dots)
-        for i, text in ((0, "start"), (-1, "end")) if metric == "trajectory" and len(x) else ():
-            shift = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 6.5}
-            ax.annotate(text, (x[i], y[i]), color="white", **shift)
+        ends = ((0, 1, "start"), (-1, -2, "end"))
+        for i, j, text in ends if metric == "trajectory" and len(x) > 1 else ():
+            across, up = -np.sign(x[i]) or -1, 1 if y[i] > y[j] else -1  # inwards, and off the line
+            shift = {"textcoords": "offset points", "xytext": (6 * across, 6 * up), "fontsize": 6.5}
+            sides = {"ha": "right" if across < 0 else "left", "va": "bottom" if up > 0 else "top"}
+            ax.annotate(text, (x[i], y[i]), color="white", **shift, **sides)
     ax.plot(0, 0, "+", color="black", markersize=9, markeredgewidth=2.6)
     ax.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.1)
-    ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.yaxis.set_major_locator(MaxNLocator(4))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(4, prune="both"))
     ax.set(xlabel=style.plain(names[0]), ylabel=style.plain(names[1]))
     ax.xaxis.labelpad = ax.yaxis.labelpad = 1.5
     ax.spines[:].set_visible(True)

@@ -437,7 +437,8 @@ class Problem:
             x, y = self.batch(i)
             copies = None if buffers is None else {n: b.clone() for n, b in buffers.items()}
             with torch.no_grad():
-                yield self.call(views, _channels_last(x) if fast else x, copies), y
+                outputs = self.call(views, _channels_last(x) if fast else x, copies)
+            yield outputs, y
 
     @cached_property
     def _has_channels_last(self) -> bool:

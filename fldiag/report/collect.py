@@ -51,23 +51,22 @@ class RunTables:
     @property
     def config(self) -> dict[str, Any]:
         """What was trained."""
-        return dict(self.run.index["config"])
+        return dict(self.run.about["config"])
 
     @property
     def checkpoints(self) -> set[str]:
-        """The sha256 of its files, also of those that a record no longer has."""
-        index = self.run.index
-        return {*index["files"].values(), *index.get("gone", {}).values()}
+        """The sha256 of its files."""
+        return set(self.run.files.values())
 
     @property
     def data(self) -> str:
         """What tells the data apart."""
-        return str(self.run.index["provenance"].get("data") or self.run.path)
+        return str(self.run.about["provenance"].get("data") or self.run.path)
 
     @property
     def partition(self) -> str:
         """What tells the division of the data among clients apart."""
-        return str(self.run.index["files"].get("partition.npz"))
+        return str(self.run.files.get("partition.npz"))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_matching_of_the_last_round(trained):
         only(frame, metric="trace", moment="trained").client
     ) == set(ids)
     assert about["diagnostic"] == "matching" and about["checkpoints"]["2"] == files.sha256(
-        trained / "rounds" / "0002.pt"
+        trained / "rounds" / "0002.safetensors"
     )
     assert all(
         name in result.stdout
@@ -137,7 +137,7 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
 
 @pytest.mark.parametrize("name", ["matching", "forgetting", "drift"])
 def test_one_checkpoint_is_not_a_run(name, trained):
-    file = trained / "rounds" / "0002.pt"
+    file = trained / "rounds" / "0002.safetensors"
     assert "is a single checkpoint" in run(name, file, code=2).stderr
     with pytest.raises(FldiagError, match="needs a run"):
         fldiag.diagnose(fldiag.load(file), name)
@@ -200,14 +200,8 @@ def test_trace_and_diagonal_by_layer_with_their_picture(trained):
     assert set(traces.estimator) == {"exact"} and traces[
         traces.layer.notna()
     ].value.sum() == pytest.approx(traces[traces.layer.isna()].value.iloc[0], rel=1e-6)
-    assert png.with_name(png.stem + "-layers.png").is_file() and "diagonal_norm" not in set(
-        frame.metric
-    )
-    both = table(last(spectrum(trained, "--diagonal", "--trace")))
-    assert only(both, metric="trace").value.tolist() == pytest.approx(
-        traces.value.tolist(), rel=1e-6
-    )
-    assert len(only(both, metric="diagonal_norm")) == len(traces)
+    assert png.with_name(png.stem + "-layers.png").is_file()
+    assert len(only(frame, metric="diagonal_norm")) == len(traces)
 
 
 @pytest.mark.slow
@@ -247,7 +241,7 @@ def rooms(monkeypatch):
     "verb",
     [
         ("spectrum", "--samples", 200, "--trace"),
-        ("landscape", "--samples", 200, "--points", 5),
+        ("landscape", "--samples", 200),
         ("matching", "--samples", 60, "--on", "global", "--k", 1),
     ],
 )
@@ -282,7 +276,7 @@ def test_pyhessian_engine_beside_the_own_one(trained):
     theirs = table(last(result))
     assert (
         set(theirs[~theirs.metric.isin(["loss", "accuracy"])].estimator) == {"pyhessian"}
-        and "own stopping rules" in result.stderr
+        and "stopping rules" in result.stderr
     )
     first = theirs[theirs.metric == "eigenvalue"].iloc[0]
     true = own[own.metric == "eigenvalue"].value.iloc[0]
@@ -296,12 +290,11 @@ def test_pyhessian_engine_beside_the_own_one(trained):
     ("arguments", "text"),
     [
         (("--engine", "pyhessain"), "pyhessain"),
-        (("--engine", "pyhessian", "--density"), "cannot do --density"),
-        (("--engine", "pyhessian", "--params", "x"), "cannot do --params"),
-        (("--engine", "pyhessian", "--which", "smallest"), "--which"),
-        (("--engine", "pyhessian", "--precision", "fp64"), "double precision"),
-        (("--trace", "--matrix", "ggn"), "leave out --matrix"),
-        (("--density", "--params", "0.*"), "leave out --params"),
+        (("--engine", "pyhessian", "--density"), "PyHessian knows"),
+        (("--engine", "pyhessian", "--params", "x"), "PyHessian knows"),
+        (("--engine", "pyhessian", "--precision", "fp64"), "PyHessian knows"),
+        (("--trace", "--matrix", "ggn"), "leave out --params and --matrix"),
+        (("--density", "--params", "0.*"), "leave out --params and --matrix"),
         (("--matrix", "kfac"), "matrix = 'kfac'"),
         (("--memory", "lots"), "is not a size"),
         (("--k", "100000"), "weights"),

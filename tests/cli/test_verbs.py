@@ -74,12 +74,6 @@ def test_the_help_has_six_groups():
     assert groups == ["Options", "Start", "Weights", "Clients", "Compare", "Papers", "Files"]
 
 
-@pytest.mark.parametrize("verb", ["landscape", "spectrum"])
-def test_rare_options_stand_in_a_group_of_their_own(verb):
-    common, rare = run(verb, "--help").stdout.split(" Advanced ")
-    assert "--max-products" in rare and "--max-products" not in common and "--samples" in common
-
-
 def verbs(group=commands(), before=""):
     for name, command in group.commands.items():
         yield from (
@@ -109,7 +103,7 @@ def test_the_demo_draws_for_the_journal(monkeypatch):
         sheets.append(sheet.current())
         raise FldiagError("enough")
 
-    monkeypatch.setattr("fldiag.training.rounds.train", train)
+    monkeypatch.setattr("fldiag.training.train.train", train)
     run("demo", "--width", "single", "--format", "svg", code=1)
     assert sheets == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
 
@@ -128,7 +122,7 @@ def test_train_ends_with_the_checkpoint_and_resumes(trained):
         trained,
         "--resume",
     )
-    assert last(result) == trained / "rounds" / "0003.pt" and last(result).is_file()
+    assert last(result) == trained / "rounds" / "0003.safetensors" and last(result).is_file()
     assert fldiag.load(trained).status == "finished"
 
 
@@ -143,12 +137,12 @@ def test_dry_run_writes_nothing_and_says_how_large(tmp_path):
 
 
 def test_landscape_of_a_run_checkpoint(trained):
-    result = run("landscape", trained / "rounds" / "0003.pt", *PNG, "--points", 5, "--samples", 200)
+    result = run("landscape", trained / "rounds" / "0003.safetensors", *PNG, "--samples", 200)
     png = last(result)
     assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
     stem = png.name.removesuffix(".png")
     frame = pd.read_csv(png.with_name(stem + ".csv"))
-    assert (frame["metric"] == "loss").sum() == 25 and (frame["n_examples"] == 200).all()
+    assert (frame["metric"] == "loss").sum() >= 11**2 and (frame["n_examples"] == 200).all()
     about = json.loads(png.with_name(stem + ".json").read_text())
     assert len(next(iter(about["checkpoints"].values()))["sha256"]) == 64
     assert "<html" in png.with_name(stem + ".html").read_text()[:2000].lower()
@@ -158,10 +152,8 @@ def test_landscape_of_a_run_checkpoint(trained):
 def test_landscapes_of_two_checkpoints_share_one_picture(trained):
     result = run(
         "landscape",
-        trained / "rounds" / "0001.pt",
-        trained / "rounds" / "0003.pt",
-        "--points",
-        3,
+        trained / "rounds" / "0001.safetensors",
+        trained / "rounds" / "0003.safetensors",
         "--samples",
         100,
         "--json",
@@ -172,10 +164,8 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
 
 
 def test_plane_through_three_checkpoints_marks_them(trained):
-    files = [trained / "rounds" / f"000{i}.pt" for i in (1, 2, 3)]
-    result = run(
-        "landscape", *files, *PNG, "--directions", "plane", "--points", 3, "--samples", 100
-    )
+    files = [trained / "rounds" / f"000{i}.safetensors" for i in (1, 2, 3)]
+    result = run("landscape", *files, *PNG, "--directions", "plane", "--samples", 100)
     frame = pd.read_csv(last(result).with_suffix(".csv"))
     assert (frame["metric"] == "point").sum() == 3
 
@@ -236,10 +226,10 @@ def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_pat
     code = (
         "import sys, fldiag.cli; from fldiag.results import provenance; provenance.commit = lambda: '1a2b'; "
         "fldiag.cli.app(sys.argv[1:], standalone_mode=False); "
-        "print({'matplotlib', 'sklearn', 'scipy', 'torchvision', 'fldiag.config'} & set(sys.modules))"
+        "print({'plotly', 'seaborn', 'sklearn', 'torchvision', 'fldiag.config'} & set(sys.modules))"
     )
     for words in (
-        ("landscape", EXAMPLE, *PNG, "--points", 3, "--samples", 50),
+        ("landscape", EXAMPLE, *PNG, "--samples", 50),
         ("forgetting", trained, *PNG),
     ):
         words = [*map(str, words), "--out", str(tmp_path)]
@@ -366,11 +356,11 @@ def test_the_method_of_the_readme_is_complete(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steady\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fldiag.methods]\nsteady = steady\n")
     code = (
-        "from fldiag import config; from fldiag.training import rounds; import torch\n"
+        "from fldiag import config; from fldiag.training import train; import torch\n"
         "w = {}\n"
         "for m in ('fedavg', 'steady', 'steady0'):\n"
         "    o = ['rounds=1', 'model.name=mlp', f'method.name={m.rstrip(\"0\")}'] + (['method.force=0.0'] if m == 'steady0' else [])\n"
-        "    w[m] = torch.cat([v.flatten() for v in rounds.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
+        "    w[m] = torch.cat([v.flatten() for v in train.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
         "assert torch.equal(w['fedavg'], w['steady0']) and not torch.equal(w['fedavg'], w['steady'])\n"
     )
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
@@ -387,9 +377,3 @@ def test_a_missing_entry_is_a_dash_and_null(capsys):
         console.done(Path("x"))
         out = capsys.readouterr().out
         assert json.loads(out)["rows"] == [{"a": None, "b": 1.5}] if machine else "–" in out
-
-
-def test_strict_of_a_spectrum_is_its_option(tmp_path):
-    run("spectrum", EXAMPLE, *PNG, "--k", 1, "--samples", 50, "--strict", "--out", tmp_path)
-    (file,) = tmp_path.glob("spectrum-*.json")
-    assert json.loads(file.read_text("utf-8"))["options"]["strict"] is True

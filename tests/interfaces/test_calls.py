@@ -56,7 +56,7 @@ CALLS = [
     (f"train digits --set model.hidden={DEEP}", 2, "model.hidden"),
     ("train digits --rounds 3", 2, "rounds"),
     ("train digits --seed 12345678901234567890", 2, "seed"),
-    ("train digits --set train.drop_last=true --set train.batch_size=1000", 2, "largest"),
+    ("train digits --set train.drop_last=true --set train.batch_size=1000", 2, "drop_last"),
     ("train digits --set data.name=mnist", 2, "FLDIAG_DATA"),
     ("train digit", 2, "'digits'"),
     ("train gone.toml", 2, "gone.toml"),
@@ -208,7 +208,7 @@ MISUSE = [
     (lambda out: recorder(out).client(0, {"weight": torch.zeros(3, 4)}), "bias"),
     (lambda out: recorder(out).client(0, torch.zeros(3)), "15"),
     (lambda out: recorder(out, clients=[range(6), range(6, 13)]), "12"),
-    (lambda out: recorder(out, data=(X, Y[:5])), "5 rows"),
+    (lambda out: recorder(out, data=(X, Y[:5])), "5 and 12 rows"),
     (lambda out: recorder(out, test=(X[:, :2], Y)), "test"),
 ]
 

@@ -113,7 +113,7 @@ def test_it_shows_what_the_tables_say(paths):
 def test_no_name_becomes_markup(paths, tmp_path):
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     runs = collect([shutil.copytree(paths[0], folder), paths[2]])
-    runs[0].run.index["config"]["data"]["name"] = runs[0].run.index["status"] = EVIL
+    runs[0].run.about["config"]["data"]["name"] = runs[0].run.records[-1]["status"] = EVIL
     runs[0].remarks.append(EVIL)
     for kind, source in runs[0].tables.items():
         texts = dict.fromkeys(("run", "layer", "estimator", "slice"), EVIL)
@@ -198,7 +198,7 @@ def test_a_table_that_cannot_be_drawn_is_said(paths):
 def test_what_is_wrong_stands_first(paths):
     runs = collect(paths)
     runs[0].tables["drift"].alarms = ["clients run away"]
-    runs[2].run.index["provenance"]["data"] = "others"
+    runs[2].run.about["provenance"]["data"] = "others"
     alarms = page.wrong(runs).alarms
     assert alarms[0].endswith("clients run away.") and "different data" in alarms[1]
 

@@ -50,7 +50,7 @@ def test_floats_and_arrays_count_as_what_they_are_and_nothing_else_passes():
 def test_what_other_processors_repeat_is_there():
     assert all((ROOT / name).exists() for name in NUMERIC)
     assert numeric(ROOT / "golden" / "test_golden_fedproj.py") and numeric(
-        ROOT / "unit" / "test_hvp.py"
+        ROOT / "curvature" / "test_cases.py"
     )
     assert not numeric(ROOT / "cli" / "test_verbs.py") and not numeric(
         ROOT.parent / "fldiag" / "config.py"
