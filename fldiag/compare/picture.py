@@ -42,7 +42,10 @@ def draw(table: pd.DataFrame) -> Figure:
     low, middle, high = (floats(table[c]) for c in ("low", "difference", "high"))
     sign = [1 if numbers()[name].better == "higher" else -1 for name in table["metric"]]
     rows = table.to_dict("records")
-    texts = [f"{row['metric'].replace('_', ' ')}: {wording.difference(row)}" for row in rows]
+    texts = [metric.replace("lambda_1", "λ₁").replace("_", " ") for metric in table["metric"]]
+    if style.wide() > style.ONE_COLUMN:
+        pairs = zip(texts, rows, strict=True)
+        texts = [f"{text}: {wording.difference(row)}" for text, row in pairs]
     with style.paper(), np.errstate(invalid="ignore", divide="ignore"):
         fig = style.figure(style.wide(), 0.9 + 0.24 * len(table), layout="constrained")
         ax = fig.subplots()
@@ -58,6 +61,6 @@ def draw(table: pd.DataFrame) -> Figure:
         style.names_down(ax, texts, 60)
         ax.grid(True, axis="x")
         names = (style.plain(style.shorten(table[c].iloc[0], 40)) for c in ("run", "baseline_run"))
-        fig.suptitle("A: {}    B: {}".format(*names), fontsize=7.5)
+        fig.suptitle("A: {}\nB: {}".format(*names), fontsize=7.5)
         style.legend(fig, list(handles.values()), list(handles), title="better")
     return fig

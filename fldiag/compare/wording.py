@@ -34,7 +34,7 @@ def rows(frame: pd.DataFrame) -> list[Row]:
             **{key: row.get(key, "") for key in COLUMNS},
             "a": amount(row, "value"),
             "b": amount(row, "baseline"),
-            "limit": amount(row, "limit"),
+            "limit": amount(row, "limit") if "condition" in row else "",
             "difference": difference(row),
             "p": "–" if is_missing(row["p_holm"]) else f"{row['p_holm']:.2g}",
         }

@@ -61,14 +61,7 @@ def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
     """A faint dot for every row: the clients of each round, under their mean."""
     rows = rows.dropna(subset=["round", "value"])
     ax.plot(
-        floats(rows["round"]),
-        floats(rows["value"]),
-        linestyle="none",
-        marker=".",
-        markersize=3,
-        color=color,
-        alpha=0.4,
-        zorder=1,
+        floats(rows["round"]), floats(rows["value"]), ".", ms=3, color=color, alpha=0.4, zorder=1
     )
 
 
@@ -92,12 +85,10 @@ def barrier(
 
 def rounds_axis(ax: Axes) -> None:
     """Whole rounds along the axis; one alone in the middle."""
-    marked = [v for v in ax.get_lines() if v.get_marker() != "None"]
-    rounds = {x for v in marked for x in np.asarray(v.get_xdata(), dtype=float)}
-    if len(rounds) == 1:
-        (single,) = rounds
-        ax.set_xlim(single - 1, single + 1)
-        ax.set_xticks([single], [f"{single:g}"])
+    rounds = np.concatenate([[], *(v.get_xdata() for v in ax.lines if v.get_marker() != "None")])
+    if len(rounds) and np.ptp(rounds) == 0:
+        ax.set_xlim(rounds[0] - 1, rounds[0] + 1)
+        ax.set_xticks(rounds[:1])
     else:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     ax.set_xlabel("round")
@@ -105,20 +96,14 @@ def rounds_axis(ax: Axes) -> None:
 
 def legend_below(ax: Axes, looks: Mapping[str, style.Look], ncols: int = 1) -> None:
     """A panel's own legend, below it."""
-    keys = [Line2D([], [], **look.line) for look in looks.values()]
-    place = (0.5, -0.22)
-    style.legend(
-        ax,
-        keys,
-        list(looks),
-        loc="upper center",
-        bbox_to_anchor=place,
-        ncols=ncols,
-        handlelength=2.6,
-    )
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncols": ncols}
+    style.legend(ax, _keys(looks), list(looks), handlelength=2.6, **place)
 
 
 def legend_of_runs(fig: Figure, looks: Mapping[str, style.Look]) -> None:
     """The figure's legend: a line a run."""
-    keys = [Line2D([], [], **look.line) for look in looks.values()]
-    style.legend(fig, keys, list(looks), ncols=3, handlelength=2.6)
+    style.legend(fig, _keys(looks), list(looks), ncols=3, handlelength=2.6)
+
+
+def _keys(looks: Mapping[str, style.Look]) -> list[Line2D]:
+    return [Line2D([], [], **look.line) for look in looks.values()]

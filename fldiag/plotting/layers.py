@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -37,53 +38,43 @@ def _by_layer(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def draw(table: pd.DataFrame) -> Figure | None:
-    """Largest eigenvalue, trace and norm of the diagonal of every layer's own block, as far as the table has them; bars
-    of ± residual or standard error. None where it says nothing of single layers.
+    """Largest eigenvalue, trace and norm of the diagonal of every layer's own block, as far as the table has them.
 
-    ``table``: what ``spectrum`` (with ``per_layer``), ``trace`` and ``diagonal`` return.
+    Args:
+        table: What ``spectrum`` returns, with ``per_layer`` or ``trace``.
+
+    Returns:
+        The figure, with bars of ± residual or standard error. None where the table says nothing of single layers.
     """
     need(table, ("metric", "run", "layer", "value"), "layers")
+    table = table.assign(run=names(table["run"]), value=floats(table["value"]))
     parts = {metric: _by_layer(table, metric) for metric in _LAYERS}
     parts = {metric: rows for metric, rows in parts.items() if len(rows)}
     if not parts:
         return None
-    all_rows = pd.concat(parts.values())
-    layers, runs = (list(dict.fromkeys(names(all_rows[c]))) for c in ("layer", "run"))
-    looks = style.looks(runs)
-    height = 0.75 + max(0.14 * len(layers) * max(1, len(runs) / 2), 0.9)
+    rows = pd.concat(parts.values())
+    layers, looks = list(dict.fromkeys(rows["layer"])), style.looks(rows["run"])
+    height = 0.75 + max(0.14 * len(layers) * max(1, len(looks) / 2), 0.9)
     with style.paper():
         fig, axes = style.panels(len(parts), height, sharey=True)
-        room = style.wide() / min(len(parts), max(int(style.wide() / 2), 1)) - 0.8
         for ax, (metric, rows) in zip(axes, parts.items(), strict=True):
-            _bars(ax, rows, "residual" if metric == "eigenvalue" else "stderr", layers, looks)
-            ax.set_title("\n".join(style.wrap(_LAYERS[metric], room, 2, 8.0)), fontsize=8)
-        keys = [Patch(color=look.color) for look in looks.values()]
-        style.legend(fig, keys, runs, ncols=3)
+            error = "residual" if metric == "eigenvalue" else "stderr"
+            errors = rows[error] if error in rows else pd.Series(0.0, rows.index)
+            wide, bars = (
+                rows.assign(value=floats(column))
+                .pivot(index="layer", columns="run", values="value")
+                .reindex(index=layers, columns=list(looks))
+                for column in (rows["value"], errors)
+            )
+            colors = [look.color for look in looks.values()]
+            marks = {"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"}
+            bars = bars.where(bars > 5e-3 * wide.abs().max(axis=None), 0.0)  # others are specks
+            wide.plot.barh(ax=ax, xerr=bars, color=colors, width=0.8, legend=False, error_kw=marks)
+            ax.set_title("\n".join(textwrap.wrap(_LAYERS[metric], 24)), fontsize=8)
+            ax.set_ylabel("")
+            ax.axvline(0, color="black", linewidth=0.5)
+            ax.xaxis.set_major_locator(MaxNLocator(4))
+            ax.grid(True, axis="x")
+            style.names_down(ax, layers)
+        style.legend(fig, [Patch(color=look.color) for look in looks.values()], list(looks))
     return fig
-
-
-def _bars(
-    ax: Axes, rows: pd.DataFrame, error: str, layers: list[str], looks: dict[str, style.Look]
-) -> None:
-    """A bar a layer and run, with its error where that is no speck."""
-    width = 0.8 / len(looks)
-    largest = np.abs(floats(rows["value"])).max()
-    for place, (run, look) in enumerate(looks.items()):
-        part = rows[[name == run for name in names(rows["run"])]]
-        y = np.array([layers.index(name) for name in names(part["layer"])])
-        y = y + width * (place - (len(looks) - 1) / 2)
-        bars = np.nan_to_num(floats(part[error])) if error in part.columns else np.zeros(len(part))
-        is_speck = not np.any(bars > 5e-3 * largest)
-        marks = {"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"}
-        ax.barh(
-            y,
-            floats(part["value"]),
-            width,
-            color=look.color,
-            xerr=None if is_speck else bars,
-            error_kw=marks,
-        )
-    ax.axvline(0, color="black", linewidth=0.5)
-    ax.xaxis.set_major_locator(MaxNLocator(4))
-    ax.grid(True, axis="x")
-    style.names_down(ax, layers)

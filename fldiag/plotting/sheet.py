@@ -15,9 +15,6 @@ from fldiag.results.files import PICTURES
 
 #: Widths in inches: one column and both columns of a two-column paper.
 WIDTHS = {"single": 3.35, "double": 6.9}
-#: Millimetres between which a picture can be read and printed.
-LEAST, MOST = 60.0, 400.0
-INCH = 25.4
 
 
 @dataclass(frozen=True)
@@ -70,14 +67,11 @@ def inches(width: str | float) -> float:
     try:
         millimetres = float(str(width).removesuffix("mm"))
     except ValueError:
-        millimetres = float("nan")
-    if not LEAST <= millimetres <= MOST:
-        raise FldiagError(
-            f"width = {str(width)!r} is not a picture's width",
-            f"give {', '.join(WIDTHS)} or {LEAST:g} to {MOST:g} millimetres",
-            usage=True,
-        )
-    return millimetres / INCH
+        millimetres = 0.0
+    if not 60 <= millimetres <= 400:  # between which a picture can be read and printed
+        what = f"width = {str(width)!r} is not a picture's width"
+        raise FldiagError(what, "give single, double or 60 to 400 millimetres", usage=True)
+    return millimetres / 25.4
 
 
 def formats(text: str) -> tuple[str, ...]:
@@ -86,10 +80,7 @@ def formats(text: str) -> tuple[str, ...]:
     ('svg', 'pdf')
     """
     kinds = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
-    if unknown := [f for f in kinds if f not in PICTURES]:
-        raise FldiagError(
-            f"format = {text!r}: {unknown[0]!r} is not a picture's format",
-            f"choose of {', '.join(PICTURES)}",
-            usage=True,
-        )
+    if set(kinds) - set(PICTURES):
+        what = f"format = {text!r} is not a picture's format"
+        raise FldiagError(what, f"choose of {', '.join(PICTURES)}", usage=True)
     return kinds

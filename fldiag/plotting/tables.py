@@ -13,26 +13,12 @@ from fldiag.results.select import only
 
 
 def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFrame:
-    """The table, or FldiagError saying that it is empty or which of the columns it lacks."""
-    if not isinstance(table, pd.DataFrame):
-        raise FldiagError(
-            f"the {picture} needs a pandas table, got {type(table).__name__}",
-            "read the file first, for instance with pandas.read_csv",
-            usage=True,
-        )
-    missing = [c for c in columns if c not in table.columns]
-    if missing:
-        raise FldiagError(
-            f"the table for the {picture} lacks the columns {', '.join(missing)}",
-            f"it has {', '.join(map(str, table.columns)) or 'no columns'}",
-            usage=True,
-        )
-    if table.empty:
-        raise FldiagError(
-            f"the table for the {picture} is empty",
-            "give a table with at least one row",
-            usage=True,
-        )
+    """The table, or FldiagError saying that it is none, is empty, or which of the columns it lacks."""
+    missing = [c for c in columns if c not in getattr(table, "columns", ())]
+    if missing or table.empty:
+        what = f"lacks the columns {', '.join(missing)}" if missing else "is empty"
+        remedy = "give the table of a diagnostic, such as pandas.read_csv reads it"
+        raise FldiagError(f"the table for the {picture} {what}", remedy, usage=True)
     return table
 
 
@@ -40,12 +26,9 @@ def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
     """The rows of one metric, or FldiagError naming the metrics that there are."""
     rows = only(table, metric=metric)
     if rows.empty:
-        metrics = ", ".join(sorted(map(str, table["metric"].dropna().unique()))) or "none"
-        raise FldiagError(
-            f"the table for the {picture} has no rows of metric {metric!r}",
-            f"its metrics: {metrics}",
-            usage=True,
-        )
+        metrics = ", ".join(sorted(table["metric"].dropna().unique()))
+        what = f"the table for the {picture} has no rows of metric {metric!r}"
+        raise FldiagError(what, f"its metrics: {metrics}", usage=True)
     return rows
 
 
@@ -82,20 +65,12 @@ def of_clients(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     if len(rows) <= MANY:
         return rows
-    names = {0: "smallest", 50: "median", 100: "largest"}
-    cells = percentiles(
-        pd.DataFrame(rows)
-        .drop(columns="client")
-        .apply(pd.to_numeric, errors="coerce")
-        .astype(float)
-    )
-    return [
-        {
-            "client": names.get(p, f"{p} %"),
-            **{k: None if np.isnan(v) else float(v) for k, v in row.items()},
-        }
-        for p, row in cells.iterrows()
-    ]
+    cells = percentiles(pd.DataFrame(rows).drop(columns="client").apply(pd.to_numeric))
+    names = ["smallest", *(f"{p} %" for p in range(10, 100, 10)), "largest"]
+    names[5] = "median"
+    cells = cells.astype(object).where(cells.notna(), None)
+    cells.insert(0, "client", names)
+    return list(cells.to_dict("records"))
 
 
 def floats(column: pd.Series) -> np.ndarray:
