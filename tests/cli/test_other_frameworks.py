@@ -98,7 +98,7 @@ def test_the_page_is_run(place):
 def test_whole_modules_are_refused_and_the_lines_of_the_page_mend_them(place):
     pfllib(whole=True)
     said = " ".join(commands.run("convert", "items", "run", *THEIRS, code=1).output.split())
-    assert "nothing in it was executed" in said and "docs/how_to/frameworks.md" in said
+    assert "nothing in it was executed" in said
     lines = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.S)[1]
     for file in Path("items").glob("*.pt"):
         exec(lines.replace('"FedAvg_server.pt"', repr(str(file))), {"torch": torch})
