@@ -358,7 +358,7 @@ def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, sca
     ax.plot(*way.T, color="white", linewidth=1)
     sides = ("start", "bottom"), ("end", "top")
     for place, (text, va) in zip(way[[0, -1]] if len(way) else (), sides, strict=False):
-        shift = {"textcoords": "offset points", "xytext": (4, 0), "va": va}
+        shift: dict[str, Any] = {"textcoords": "offset points", "xytext": (4, 0), "va": va}
         ax.annotate(text, place, color="white", fontsize=6.5, **shift)
     dots = np.concatenate([way, models])
     ax.plot(*dots.T, "o", color="white", markeredgecolor="black", markersize=3)
@@ -375,7 +375,9 @@ def page(frame: pd.DataFrame) -> Interactive:
     scale, names = Scale(grids), [*map(literal, names_of(frame)), "loss"]
     ticks = scale.ticks()
     marks = {"tickvals": ticks, "ticktext": [scale.label(t) for t in ticks]}
-    scene = {f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)}
+    scene: dict[str, Any] = {
+        f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)
+    }
     scene["zaxis"] |= {"range": [scale.low, scale.high], **marks}
     layout = {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}
     for grid, fine, z in zip(grids, scale.axes, scale.heights, strict=True):
