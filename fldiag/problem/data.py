@@ -94,9 +94,11 @@ def as_slice(data: Any) -> Any:
 
 def _slice_of(data: Any) -> Any:
     if isinstance(data, DataLoader):
-        is_whole = type(data.sampler) in (SequentialSampler, RandomSampler) and not data.drop_last
-        if is_whole and len(data.sampler) == len(data.dataset):  # type: ignore[arg-type]
-            return IndexedSlice(data.dataset, data.collate_fn)
+        sampler: Any = data.sampler
+        dataset: Any = data.dataset
+        is_plain = type(sampler) in (SequentialSampler, RandomSampler) and not data.drop_last
+        if is_plain and len(sampler) == len(dataset):
+            return IndexedSlice(dataset, data.collate_fn)
         data = list(data)
     if isinstance(data, IterableDataset):
         data = list(DataLoader(data, batch_size=256))
