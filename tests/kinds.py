@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import forgetting, landscape, matching, paths, sharpness, spectrum
+from fldiag.diagnostics import drift, forgetting, landscape, matching, paths, sharpness, spectrum
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
-from fldiag.diagnostics.drift import picture as drift
 from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.geometry import picture as geometry
@@ -213,7 +212,7 @@ def drifted():
         )
         for name in ("conv1", "conv2", "fc", "classifier")
     ]
-    return drift.draw(table(rows))
+    return drift.draw(table(rows, rho=None, proximal=None))
 
 
 def eigenvalues(per_layer=False):

@@ -291,6 +291,8 @@ def drift(rounds=3, size=1.0):
             "moment": "trained",
             "scope": "global",
             "estimator": "exact",
+            "rho": None,
+            "proximal": None,
             "stderr": 0.1 * size,
         }
         rows += [

@@ -79,12 +79,7 @@ SHOWN = {
     ("paths", ""): "metric in ('loss', 'parabola')",
     ("forgetting", ""): "(scope == 'global' and metric == 'accuracy' and index.isna()) or "
     "(metric == 'class_forgetting' and round == 3)",
-    (
-        "drift",
-        "",
-    ): "layer.isna() and metric in ('global_local_divergence', 'local_local_divergence', "
-    "'update_cosine', 'server_cosine', 'gradient_cosine', 'cka')",
-    ("drift", "-conflict"): "layer.isna() and metric in ('proximal_loss', 'cos_gu_gp')",
+    ("drift", ""): "layer.isna() and metric in ('global_local_divergence', 'update_cosine')",
     ("matching", ""): "diag_mode == 'diag' and data == 'client' and scope == 'pair'",
     ("account", ""): "metric in ('change', 'linear', 'quadratic', 'rest') and estimator == 'exact'",
     ("personalise", ""): "scope == 'client'",

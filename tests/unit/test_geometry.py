@@ -11,7 +11,7 @@ from histories import history, identity, linear, moved, one, separable, stored
 from sklearn.neighbors import NearestCentroid
 from torch import nn
 
-from fldiag.diagnostics.drift.measure import cka
+from fldiag.diagnostics.drift import cka
 from fldiag.diagnostics.geometry import geometry, summary
 from fldiag.diagnostics.geometry.measure import (
     COLLAPSE,
