@@ -32,9 +32,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import fldiag
 from fldiag import Config, registry
 from fldiag.results.provenance import provenance
+from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 

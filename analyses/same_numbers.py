@@ -1,6 +1,7 @@
 """Whether this working tree gives the numbers of commit 35863d3, diagnostic by diagnostic.
 
     python analyses/same_numbers.py make FOLDER      once: that commit's runs and its numbers
+    python analyses/convert_runs.py FOLDER/runs/* --out FOLDER/runs.new    its runs in today's format
     python analyses/same_numbers.py compare FOLDER   this tree's numbers of the same weights
                                                      [--only drift matching]
 
@@ -274,7 +275,7 @@ def measure(folder: Path, side: str, only: list[str]) -> None:
         )
         print(f"\r{side} {number + 1} of {len(CASES)}: {label:70.70s}", end="", file=sys.stderr)
         try:
-            subjects = [subject(folder, target) for target in targets]
+            subjects = [subject(folder, side, target) for target in targets]
             more = {"model": MODULES[targets[0]]()} if targets[0] in MODULES else {}
             table = fldiag.diagnose(
                 subjects if len(subjects) > 1 else subjects[0], name, device="cpu", **values, **more
@@ -366,12 +367,13 @@ def step(module: Any, received: Any, data: Any, part: list[int]) -> Any:
     return {name: v.clone() for name, v in net.state_dict().items()}
 
 
-def subject(folder: Path, target: str) -> Any:
+def subject(folder: Path, side: str, target: str) -> Any:
     """A run, or an example checkpoint; those of CIFAR-10 with random images."""
     import fldiag
 
-    if (folder / "runs" / target).is_dir():
-        return fldiag.load(folder / "runs" / target)
+    run = folder / ("runs" if side == "then" else "runs.new") / target
+    if run.is_dir():
+        return fldiag.load(run)
     data = None
     if "cifar10" in target:
         generator = np.random.default_rng(0)

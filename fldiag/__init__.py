@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # what a type checker sees; the modules are those of _MODULES
     from fldiag.integrations.recorder import Recorder
     from fldiag.method import Method, Part
     from fldiag.problem.problem import Problem
+    from fldiag.runs.checkpoint import Checkpoint
     from fldiag.runs.history import History
     from fldiag.runs.run import Run
-    from fldiag.runs.schema import Checkpoint
-    from fldiag.training.rounds import train
     from fldiag.training.sweep import sweep
+    from fldiag.training.train import train
 
 __all__ = [
     "Checkpoint",
@@ -45,7 +45,7 @@ __all__ = [
 ]
 #: Where a public name is, unless it is in fldiag.api.
 _MODULES = {
-    "Checkpoint": "fldiag.runs.schema",
+    "Checkpoint": "fldiag.runs.checkpoint",
     "Config": "fldiag.config",
     "FldiagError": "fldiag.errors",
     "History": "fldiag.runs.history",
@@ -56,7 +56,7 @@ _MODULES = {
     "Run": "fldiag.runs.run",
     "convert": "fldiag.integrations.convert",
     "sweep": "fldiag.training.sweep",
-    "train": "fldiag.training.rounds",
+    "train": "fldiag.training.train",
 }
 
 

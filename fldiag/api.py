@@ -24,7 +24,7 @@ from fldiag.plotting import sheet
 from fldiag.registry import Progress
 from fldiag.results.progress import progress_bar, shell
 from fldiag.results.standing import doubts
-from fldiag.runs.trust import trust
+from fldiag.runs.checkpoint import trust_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,9 +78,7 @@ def diagnose(
     """
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     if trust_file:
-        for path in targets:
-            if isinstance(path, (str, Path)):
-                trust(path)
+        trust_files()
     question = parse_question(name, options)
     subjects = open_subjects(targets, question, allow_code)
     results = measure_all(

@@ -5,13 +5,13 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
-import torch
 import typer.main
 from typer.testing import CliRunner
 
 from fldiag.cli import app
 from fldiag.results import files
-from fldiag.runs.index import write_index
+from fldiag.runs.checkpoint import checkpoint_bytes, read_tensors
+from fldiag.runs.run import Run
 
 
 @cache
@@ -41,11 +41,29 @@ def table(png):
 
 
 def rewrite(folder, r, change):
-    """A checkpoint with other content, and run.json that knows it."""
-    file = folder / "rounds" / f"{r:04d}.pt"
-    content = torch.load(file, weights_only=True)
+    """A checkpoint with other content, and lines that know it."""
+    run = Run.open(folder)
+    file = folder / run.round_file(r)
+    content = read_tensors(file)
     change(content)
-    torch.save(content, file)
-    index = json.loads((folder / "run.json").read_text())
-    index["files"][f"rounds/{r:04d}.pt"] = files.sha256(file)
-    write_index(folder, index)
+    manifest, state = content.pop("manifest"), content.pop("model")
+    file.write_bytes(checkpoint_bytes(manifest, state, **content))
+    rewrite_lines(
+        folder,
+        lambda n, record: (
+            record["files"].update({run.round_file(r): files.sha256(file)})
+            if record["round"] == r and record["files"]
+            else None
+        ),
+    )
+
+
+def rewrite_lines(folder, change):
+    """The lines of a run after ``change(number, record)``, each with its digest."""
+    lines = []
+    for n, line in enumerate((folder / "rounds.jsonl").read_text().splitlines()):
+        record = json.loads(line)
+        del record["digest"]
+        change(n, record)
+        lines.append(json.dumps(files.with_digest(record)) + "\n")
+    (folder / "rounds.jsonl").write_text("".join(lines))

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -45,24 +46,19 @@ def run(
             *(f"{k.replace('__', '.')}={v}" for k, v in options.items()),
         ],
     )
+    about = {"data": data, "fldiag": "1.2.3", "torch": "2", "device": "cpu", "dtype": "float32"}
+    if folder.exists():  # the tables beside it stay
+        (folder / "rounds.jsonl").unlink(missing_ok=True)
+        shutil.rmtree(folder / "rounds", ignore_errors=True)
     made = Run.create(
-        folder,
-        config,
-        f"partition {config.partition}".encode(),
-        {
-            "data": data,
-            "fldiag": "1.2.3",
-            "torch": "2",
-            "device": "cpu",
-            "dtype": "float32",
-            "seed": seed,
-        },
+        folder, config.model_dump(mode="json"), about | {"seed": seed}, hash=config.hash
     )
+    made.put("partition.npz", lambda f: f.write(f"partition {config.partition}".encode()))
+    made.begin()
     for r in range(1, rounds + 1):
-        made.put(f"rounds/{r:04d}.pt", lambda f, r=r: f.write(f"{folder} {r} {salt}".encode()))
+        made.put(made.round_file(r), lambda f, r=r: f.write(f"{folder} {r} {salt}".encode()))
         if steps:
             made.put_steps(r, step_rows(r, steps, folder.name))
-    made.index |= {"done": rounds, "status": status, "state": {"server": "state/none"}}
     rows = [
         {
             "round": r,
@@ -77,8 +73,8 @@ def run(
         for r in range(1, rounds + 1)
         for m, v in (("accuracy", min(accuracy + r / 100, 0.99)), ("loss", 2 / r))
     ]
-    made.put_metrics(table(rows, run=folder.name, method=method, seed=seed))
-    made.commit()
+    made.append(rounds, rows)
+    made.append(rounds, [], status=status)
     return made
 
 
@@ -117,7 +113,7 @@ def step_rows(r, steps, name):
 
 
 def sha(made, r):
-    return made.index["files"][f"rounds/{r:04d}.pt"]
+    return made.files[f"rounds/{r:04d}.safetensors"]
 
 
 def write(path, rows, about, text=None, **common):
@@ -139,7 +135,7 @@ def of_run(made, kind, rows, name=None, rounds=None, folder=None, label=None, **
     about = {
         "diagnostic": kind,
         "run": made.path.name,
-        "config": made.index["hash"],
+        "config": made.hash,
         "options": options,
         "checkpoints": {**{str(r): sha(made, r) for r in there}, "metrics": "0" * 64},
     }

@@ -22,7 +22,7 @@ from fldiag.data import Dataset
 from fldiag.models.slim import channels
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
-from fldiag.training.storing import round_rows
+from fldiag.training.train import round_rows
 
 #: Images of the one step of an epoch.
 BATCH = 2

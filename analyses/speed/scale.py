@@ -31,7 +31,7 @@ import torch
 
 import fldiag
 from fldiag.results.machine import machine
-from fldiag.runs import prune
+from fldiag.runs.run import folder_size
 
 SAMPLED, MOST_MB, MOST_TIMES, POLL = 100, 1500, 1.10, 0.2
 #: Says ``patterns`` how many clients there are, each with so many examples.
@@ -143,8 +143,8 @@ def memory(method: str, clients: int, rounds: int) -> dict[str, Any]:
             "rounds": rounds,
             "early_mb": early,
             "peak_mb": max(watch.peaks.values()),
-            "disk_mb": prune.size(run) / 1e6,
-            "state_mb": prune.size(run / "state") / 1e6,
+            "disk_mb": folder_size(run) / 1e6,
+            "state_mb": folder_size(run / "state") / 1e6,
         }
 
 

@@ -31,7 +31,6 @@ def runs(
     Example: fldiag runs checkpoints
     """
     with errors(debug):
-        from fldiag.runs.index import unverified
         from fldiag.runs.run import Run
 
         console = Console(json)
@@ -41,11 +40,10 @@ def runs(
                 "give the folder that holds runs (default: checkpoints)",
                 usage=True,
             )
-        rows, damaged, readable = [], [], []
+        rows, damaged = [], []
         for file in sorted(folder.rglob("run.json")):
             try:
                 rows.append(_row(Run.open(file.parent), file.parent.relative_to(folder)))
-                readable.append(file.parent)
             except FldiagError as error:
                 damaged.append(f"{file.parent}: {error.what}")
         if not rows and not damaged:
@@ -54,28 +52,26 @@ def runs(
             )
         names = ("run", "method", "seed", "rounds", "status", "MB", "changed")
         console.table(rows, {name: name for name in names})
-        for text in [*damaged, *unverified(readable)]:
+        for text in damaged:
             console.note(text)
         console.done(folder)
 
 
 def _row(run: Run, name: Path) -> dict[str, Any]:
-    from fldiag.runs import owner, prune
+    from fldiag.runs.run import ABOUT, LINES, folder_size, is_locked
 
-    config = run.index["config"]
-    changed = max(
-        f.stat().st_mtime for f in (run.path / "run.json", run.path / "journal.jsonl") if f.exists()
-    )
+    config = run.about["config"]
+    changed = max((run.path / name).stat().st_mtime for name in (ABOUT, LINES))
     status = run.status
-    if status == "running":
-        status = "training" if os.path.exists(run.path / owner.NAME) else "stopped"
+    if status == "unfinished":
+        status = "training" if is_locked(run.path) else "stopped"
     return {
         "run": str(name),
         "method": str(config.get("method", {}).get("name", "–")),
         "seed": config.get("seed"),
         "rounds": f"{run.done} of {config.get('rounds', '?')}",
         "status": status,
-        "MB": round(prune.size(run.path) / 1e6, 1),
+        "MB": round(folder_size(run.path) / 1e6, 1),
         "changed": f"{datetime.fromtimestamp(changed):%Y-%m-%d %H:%M}",
     }
 
@@ -103,8 +99,6 @@ def prune(
     Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last --dry-run
     """
     with errors(debug):
-        from fldiag.runs import owner
-        from fldiag.runs.prune import thin, unneeded
         from fldiag.runs.run import Run, select_rounds
 
         console = Console(json)
@@ -112,18 +106,17 @@ def prune(
         rows: list[dict[str, Any]] = []
         for path in run:
             finished = Run.open(path)
-            if finished.status not in ("finished", "diverged"):
+            if finished.status == "unfinished":
                 raise FldiagError(
-                    f"{path} is {finished.status}: continuing it needs all of its files",
+                    f"{path} is not finished: continuing it needs all of its files",
                     "finish it first, or leave it out",
                     usage=True,
                 )
-            owner.refuse_links(path)
             rounds = None
             if keep is not None:
                 rounds = select_rounds(keep, finished.rounds) or finished.rounds
             selection.append((finished, rounds))
-            names = unneeded(finished, rounds)
+            names = finished.unneeded(rounds)
             files = [finished.path / name for name in names]
             size = sum(file.stat().st_size for file in files if file.is_file())
             console.say(f"{finished.path}: {counted(len(names), 'file')}, {size / 1e6:,.1f} MB")
@@ -138,7 +131,7 @@ def prune(
             "say yes on the command line: --yes",
         ):
             for finished, rounds in selection:
-                thin(finished, rounds)
+                finished.prune(rounds)
         else:
             console.say("nothing was removed")
         console.done(*run)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-
-def _trust() -> None:
-    from fldiag.runs.trust import trust
-
-    trust()
-
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -60,7 +54,7 @@ TrustFile = Annotated[
         "--trust-file",
         help="The .pt files are your own. Torch before 2.10 cannot read those of strangers safely, so that fldiag refuses them "
         "there without this.",
-        callback=lambda value: _trust() if value else None,
+        callback=lambda value: os.environ.update(FLDIAG_TRUST_FILES="1") if value else None,
         expose_value=False,
     ),
 ]

@@ -142,8 +142,8 @@ def train(
         from fldiag import config as configs
         from fldiag.device import device_of
         from fldiag.results.machine import emulated
-        from fldiag.runs.prune import remove
-        from fldiag.training.rounds import run_path
+        from fldiag.runs.run import remove
+        from fldiag.training.train import run_path
 
         console, device = Console(json), device_of(device)
         overrides = dict(map(configs.parse_override, set_ or []))
@@ -216,7 +216,7 @@ def sweep(
         from fldiag.results.files import write_table
         from fldiag.results.provenance import digest, provenance
         from fldiag.training import sweep as sweeps
-        from fldiag.training.rounds import RUNS, run_path
+        from fldiag.training.train import RUNS, run_path
 
         console = Console(json)
         values, fixed = dict(map(_values, over)), dict(map(parse_override, set_ or []))
@@ -274,10 +274,10 @@ def _values(text: str) -> tuple[str, list[Any]]:
 
 
 def _train(console: Console, config: Config, path: Path, **options: Any) -> Run:
-    from fldiag.training import rounds
+    from fldiag.training import train as training
 
     with console.progress(config.method.name) as progress:
-        show = rounds.rounds_on_bar(progress)
+        show = training.rounds_on_bar(progress)
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":
@@ -288,7 +288,7 @@ def _train(console: Console, config: Config, path: Path, **options: Any) -> Run:
             show(event)
 
         try:
-            return rounds.train(config, out=path, on_event=on_event, **options)
+            return training.train(config, out=path, on_event=on_event, **options)
         except KeyboardInterrupt:
             what = f"stopped; everything up to the last checkpoint is kept in {path}"
             raise KeyboardInterrupt(what, GO_ON) from None
@@ -313,7 +313,7 @@ def _row(run: Run) -> dict[str, Any]:
 def _show(console: Console, run: Run) -> None:
     """The last round; a run that failed says so in red and leaves with exit code 3."""
     from fldiag.diagnostics.personalise import summary
-    from fldiag.training.rounds import failure
+    from fldiag.training.train import failure
 
     problem = failure(run)
     console.table([_row(run) | ({"status": "diverged"} if problem else {})], COLUMNS)
@@ -335,7 +335,7 @@ def _describe(console: Console, config: Config, path: Path, device: str, downloa
     console.say(dumps(tree, indent=1))
     if not user_code.names(tree):
         from fldiag.training.setup import Setup
-        from fldiag.training.storing import disk_bytes
+        from fldiag.training.train import disk_bytes
 
         setup = Setup(config, device=device, download=download)
         parameters, size = setup.network.size, disk_bytes(setup)

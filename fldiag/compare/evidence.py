@@ -16,8 +16,7 @@ from fldiag.results import select, uncertainty
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.uncertainty import SEEDS, Interval
-from fldiag.runs.run import Run
-from fldiag.runs.same_model import same_model
+from fldiag.runs.run import Run, same_model
 
 EXAMPLES = "bootstrap over examples"
 
@@ -90,7 +89,7 @@ def unlike(number: Number, a: Member, b: Member) -> str:
     for m in (a, b):
         if not isinstance(m, Run):
             return f"{m.path.name} is a checkpoint, which has no clients"
-    parts = [m.index["files"].get("partition.npz") for m in (a, b) if isinstance(m, Run)]
+    parts = [m.files.get("partition.npz") for m in (a, b) if isinstance(m, Run)]
     if None in parts or parts[0] != parts[1]:
         return "the data are divided differently among the clients, or a run does not say how"
     return ""

@@ -13,8 +13,8 @@ from fldiag.config import recipe
 from fldiag.diagnosis.subjects import load
 from fldiag.errors import FldiagError
 from fldiag.results.uncertainty import SEEDS
+from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 
 #: What a side may be given as.
 Given = str | Path | Run | Checkpoint | Sequence[str | Path | Run | Checkpoint]
@@ -134,7 +134,7 @@ def _one_method(members: Sequence[Member]) -> None:
             "several are runs of one method: give their folders",
             usage=True,
         )
-    first, *rest = [recipe(m.index["config"]) for m in members if isinstance(m, Run)]
+    first, *rest = [recipe(m.about["config"]) for m in members if isinstance(m, Run)]
     for member, other in zip(members[1:], rest, strict=True):
         keys = _differing(first, other)
         if keys:
@@ -159,7 +159,7 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 def seed(member: Member) -> Any:
     """The training seed, None where it is not known."""
     return (
-        member.index["config"].get("seed")
+        member.about["config"].get("seed")
         if isinstance(member, Run)
         else member.manifest.get("seed")
     )
@@ -213,7 +213,7 @@ def _same_data(members: Sequence[Member]) -> None:
     """Raises FldiagError where members say that they were trained on different data."""
     members_by_data: dict[str, Member] = {}
     for m in members:
-        about = m.index["provenance"] if isinstance(m, Run) else m.manifest.get("provenance", {})
+        about = m.about["provenance"] if isinstance(m, Run) else m.manifest.get("provenance", {})
         if about.get("data"):
             members_by_data.setdefault(str(about["data"]), m)
     if len(members_by_data) > 1:
@@ -233,12 +233,12 @@ def label(members: Sequence[Member]) -> str:
     """A short name of a side: its run or file, or the folder of its runs and their method, if it is one."""
     first = members[0].path
     if len(members) > 1:
-        configs = [m.index["config"] for m in members if isinstance(m, Run)]
+        configs = [m.about["config"] for m in members if isinstance(m, Run)]
         methods = {config.get("method", {}).get("name") for config in configs}
         method = f"{methods.pop()}, " if len(methods) == 1 and None not in methods else ""
         return f"{first.absolute().parent.name} ({method}{len(members)} runs)"
     if isinstance(members[0], Run):
-        method = members[0].index["config"].get("method", {}).get("name")
+        method = members[0].about["config"].get("method", {}).get("name")
         return first.name + (f" ({method}, seed {seed(members[0])})" if method else "")
     return (
         f"{first.absolute().parent.parent.name}/{first.name}"

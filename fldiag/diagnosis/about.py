@@ -41,10 +41,10 @@ def describe(question: Question, subjects: Sequence[Subject]) -> dict[str, Any]:
     if runs:
         return {
             "run": ", ".join(run.name for run in runs),
-            "config": ", ".join(str(run.index["hash"]) for run in runs),
+            "config": ", ".join(str(run.hash) for run in runs),
             "checkpoints": {
                 # as the run lists it: a damaged one is a finding
-                run.name: {"file": Path(file).name, "sha256": run.index["files"][file]}
+                run.name: {"file": Path(file).name, "sha256": run.files[file]}
                 for run in runs
                 for file in [run.round_file(run.some_rounds()[-1])]
             },
@@ -61,7 +61,7 @@ def describe(question: Question, subjects: Sequence[Subject]) -> dict[str, Any]:
         return about
     return {
         "run": history.run.path.name,
-        "config": history.run.index["hash"],
+        "config": history.run.hash,
         **about,
         "checkpoints": history.files,
         "where": {

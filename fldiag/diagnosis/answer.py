@@ -20,7 +20,6 @@ from fldiag.results import files
 from fldiag.results.provenance import digest
 from fldiag.results.standing import Standing
 from fldiag.results.summary import Item, Note, Say, Small
-from fldiag.runs.index import unverified
 
 if TYPE_CHECKING:
     from fldiag.diagnosis.measure import Bar
@@ -102,8 +101,6 @@ def answer(
     question = parse_question(name, options)
     subjects = open_subjects(targets, question, allow_code)
     files_read = [path for subject in subjects for path in paths_of(subject)]
-    for text in unverified(path for path in files_read if path.is_dir()):
-        tell(text)
     about = describe(question, subjects)
     stem = stem or stem_of(question, subjects, about)
     folder = out or places.folder(set(files_read))

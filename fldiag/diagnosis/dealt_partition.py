@@ -138,7 +138,7 @@ def _options(config: configs.Config) -> dict[str, str]:
 
 def _of_run(run: Run, download: bool) -> DealtPartition:
     """The partition of a run, trained or recorded. Raises FldiagError for user code that only the run names."""
-    if "partition.npz" not in run.index["files"]:
+    if "partition.npz" not in run.files:
         raise FldiagError(
             f"{run.path} does not say which examples belong to which client",
             "record it with clients=, or convert it with --partition",

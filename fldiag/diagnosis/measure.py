@@ -211,14 +211,14 @@ def identity(subject: Subject) -> Any:
 def _further_weights(problem: Problem) -> list[Any]:
     """What tells the clients of a problem's checkpoint and the rounds of its run apart: a joint diagnostic may take them."""
     checkpoint = [] if problem.checkpoint is None else [problem.checkpoint.sha256]
-    return checkpoint if problem.run is None else [*checkpoint, problem.run.index["files"]]
+    return checkpoint if problem.run is None else [*checkpoint, problem.run.files]
 
 
 def _identity_of_run(run: Run) -> list[Any]:
     """Also what its files hold now: one that is damaged, or repaired, gives another answer."""
-    contents = {name: sha256(run.path / name) for name in run.index["files"]}
+    contents = {name: sha256(run.path / name) for name in run.files}
     overrides = [_identity_of_override(v) for v in (run.model, run.data) if v is not None]
-    return [run.name, run.index, contents, *overrides]
+    return [run.name, run.about, run.metrics_digest, contents, *overrides]
 
 
 def _identity_of_override(thing: Any) -> str:

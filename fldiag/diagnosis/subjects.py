@@ -25,12 +25,10 @@ from fldiag.diagnosis.question import Question
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
-from fldiag.runs import pretrained, schema
+from fldiag.runs.checkpoint import Checkpoint, is_pretrained, read_checkpoint, trust_files
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run, select_rounds, verify
-from fldiag.runs.schema import Checkpoint
-from fldiag.runs.trust import trust
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
@@ -73,13 +71,11 @@ def load(
         )
     path = Path(path)
     if trust_file:
-        trust(path)
-    if pretrained.is_pretrained(path):
-        return with_overrides(pretrained.read_pretrained(path), model, data, key).allow(allow_code)
-    if os.path.isdir(path) or path.name == "run.json":
+        trust_files()
+    if (os.path.isdir(path) and not is_pretrained(path)) or path.name == "run.json":
         return with_overrides(Run.open(path), model, data, key).allow(allow_code)
     verify(path)
-    return replace(schema.read(path, key), model=model, data=data).allow(allow_code)
+    return replace(read_checkpoint(path, key), model=model, data=data).allow(allow_code)
 
 
 def with_overrides(
@@ -93,7 +89,7 @@ def with_overrides(
             usage=True,
         )
     if key is not None and isinstance(target, Checkpoint) and key != target.key:
-        target = replace(schema.read(target.path, key), model=target.model, data=target.data)
+        target = replace(read_checkpoint(target.path, key), model=target.model, data=target.data)
     model, data = target.model if model is None else model, target.data if data is None else data
     if isinstance(target, Run):
         target = copy(target)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from fldiag.integrations.folder_to_run import Event, folder_to_run
+from fldiag.runs.checkpoint import trust_files
 from fldiag.runs.run import Run
-from fldiag.runs.trust import trust
 
 Moment = Literal["aggregated", "received"]
 
@@ -70,9 +70,8 @@ def convert(
     [0, 1]
     """
     source, out = Path(source), Path(out)
-    for path in (source, initial) if trust_file else ():
-        if path is not None:
-            trust(path)
+    if trust_file:
+        trust_files()
     return folder_to_run(
         source,
         out,

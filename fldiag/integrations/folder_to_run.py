@@ -23,11 +23,10 @@ from fldiag.models.state_dict import State
 from fldiag.registry import model as registered
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
-from fldiag.runs import owner, schema
-from fldiag.runs.foreign import describe_choice
+from fldiag.runs.checkpoint import describe_choice, read_checkpoint
 from fldiag.runs.recording import Recording, mean, unassigned
 from fldiag.runs.round_weights import ranges
-from fldiag.runs.run import Run, verify
+from fldiag.runs.run import Run, lock, verify
 from fldiag.sections import DataSection
 
 Event = Callable[[dict[str, Any]], None]
@@ -133,7 +132,7 @@ def folder_to_run(
         "scores": scores,
         **({"key": key} if key else {}),
     }
-    with owner.hold(out):
+    with lock(out):
         recording = Recording(
             out,
             module,
@@ -273,7 +272,7 @@ class _Work:
         name = path.relative_to(self.layout.root) if path.is_relative_to(self.layout.root) else path
         try:
             verify(path)
-            checkpoint = schema.read(path, self.key)
+            checkpoint = read_checkpoint(path, self.key)
             state = checkpoint.state
         except FldiagError as error:
             self.say(f"{label}: {error.what}: left out")

@@ -36,10 +36,9 @@ from fldiag.models.state_dict import State
 from fldiag.problem.weights import unwrap_model
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
-from fldiag.runs import owner
 from fldiag.runs.in_memory import UNTESTED, classes_last
 from fldiag.runs.recording import Recording, confirm_same, mean, unassigned
-from fldiag.runs.run import Run
+from fldiag.runs.run import Run, lock
 
 #: What holds a model's weights: a state_dict, the module itself, a flat vector, or arrays in the order of its state_dict.
 Weights = Any
@@ -151,7 +150,7 @@ class Recorder:
         earlier = _OPEN.get(self._folder)
         if earlier is not None:
             earlier._release()
-        self._owner = self._stack.enter_context(owner.hold(path))
+        self._stack.enter_context(lock(path))
         atexit.register(self._release)
         try:
             self.recording = Recording(
@@ -170,11 +169,11 @@ class Recorder:
             self._counts()
             if self._done:
                 self._continue(indices or ())
-            if tests is not None and "test_partition.npz" not in self.run.index["files"]:
+            if tests is not None and "test_partition.npz" not in self.run.files:
                 self._keep_tests(tests)
-            if keep is not None and "data.npz" not in self.run.index["files"]:
+            if keep is not None and "data.npz" not in self.run.files:
                 self.run.put("data.npz", lambda f: np.savez(f, **keep))  # type: ignore[arg-type]
-                self.run.commit()
+                self.run.begin()
         except BaseException:
             self._release()
             raise
@@ -340,7 +339,7 @@ class Recorder:
         """Know again what the run's rounds say; ``names``: of the clients in the partition."""
         run = self.run
         self.clients = Clients(names, {name: k for k, name in run.origin["names"].items()})
-        self.clients.next = max(self.clients.next, run.index["config"]["clients"]["total"])
+        self.clients.next = max(self.clients.next, run.about["config"]["clients"]["total"])
         self._last = self.state(run.checkpoint().state)
 
     def _keep_tests(self, tests: Mapping[Any, np.ndarray]) -> None:
@@ -351,7 +350,7 @@ class Recorder:
         buffer = io.BytesIO()
         partition.save(buffer, listed)
         self.run.put("test_partition.npz", lambda f: f.write(buffer.getvalue()))
-        self.run.commit()
+        self.run.begin()
 
     def _numbered(self, number: Any) -> tuple[int, int]:
         """The number under which a round is stored, and how much higher that is than the loop's own."""
@@ -558,7 +557,6 @@ class Recorder:
                 usage=True,
             )
         try:
-            self._owner.confirm()
             yield
         except BaseException:
             with contextlib.suppress(FldiagError):

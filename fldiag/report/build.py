@@ -200,5 +200,5 @@ def about(source: Source) -> list[tuple[str, str]]:
     return rows
 
 
-def config(index: dict[str, Any]) -> str:
-    return json.dumps(index["config"], indent=1, sort_keys=True, default=str)
+def config(about: dict[str, Any]) -> str:
+    return json.dumps(about["config"], indent=1, sort_keys=True, default=str)

@@ -30,7 +30,6 @@ from fldiag.report.members import Claim, Collected, Member, Source, reason
 from fldiag.results.files import csv_text, read_csv, read_csv_bytes, read_json
 from fldiag.results.select import only
 from fldiag.results.table import COLUMNS, PERSONAL, check
-from fldiag.runs.index import unverified
 from fldiag.runs.run import Run
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def collect(
             for i, (run, path, folder) in enumerate(zip(runs, paths, folders, strict=True))
         ],
         [],
-        [f"{text}." for text in unverified(r.path for r in runs)],
+        [],
     )
     labels = None if names is None else read_names(names, len(runs))
     members.name(collection.members, labels)
@@ -244,7 +243,6 @@ def _choose(collection: Collected, member: Member, sources: list[Source]) -> Non
 
 def _metrics(collection: Collected, member: Member) -> None:
     """The table that training wrote."""
-    index = member.run.index
     if not member.run.has_metrics:
         return
     try:
@@ -255,7 +253,7 @@ def _metrics(collection: Collected, member: Member) -> None:
     member.tables["metrics"] = source = Source(
         "metrics",
         f"metrics-{member.folder.replace('/', '-')}.csv",
-        {**index["provenance"], "run": member.folder, "config": index["hash"]},
+        {**member.run.about["provenance"], "run": member.folder, "config": member.run.hash},
         [Claim(sha, round=r) for r, sha in sorted(member.rounds.items())],
     )
     source.raw, source.frame = csv_text(frame).encode(), frame

@@ -21,7 +21,7 @@ from fldiag.plotting.pages import Missing
 from fldiag.registry import Diagnostic
 from fldiag.results.files import sha256_of
 from fldiag.results.select import only
-from fldiag.runs.same_model import same_model
+from fldiag.runs.run import same_model
 
 NO_CLIENTS = "it kept no client weights; train it again with --set checkpoint.clients=sampled"
 #: The sections of a config that say how a run was trained.
@@ -113,7 +113,7 @@ class Member:
     def config(self) -> dict[str, dict[str, Any]]:
         """The sections of the config as stored, not validated: a run of another version or with a user's own
         method can be reported, too."""
-        return {k: v for k, v in self.run.index["config"].items() if isinstance(v, dict)}
+        return {k: v for k, v in self.run.about["config"].items() if isinstance(v, dict)}
 
     def setting(self, section: str, key: str, default: Any = None) -> Any:
         """An entry of the run's config."""
@@ -123,21 +123,20 @@ class Member:
     def settings(self) -> dict[str, Any]:
         """What the config says of training, by dotted key."""
         return {
-            "rounds": self.run.index["config"].get("rounds"),
+            "rounds": self.run.about["config"].get("rounds"),
             **{f"{s}.{k}": v for s in SECTIONS for k, v in self.config.get(s, {}).items()},
         }
 
     @property
     def seed(self) -> Any:
-        return self.run.index["config"].get("seed")
+        return self.run.about["config"].get("seed")
 
     @cached_property
     def rounds(self) -> dict[int, str]:
-        """Round -> sha256 of its checkpoint, of a record also of those that it no longer has."""
-        files = {**self.run.index.get("gone", {}), **self.run.index["files"]}
+        """Round -> sha256 of its checkpoint."""
         return {
             int(Path(f).stem): str(sha)
-            for f, sha in files.items()
+            for f, sha in self.run.files.items()
             if f.startswith("rounds/") and Path(f).stem.isdigit()
         }
 
@@ -148,7 +147,7 @@ class Member:
     @cached_property
     def data(self) -> str:
         """What tells the data apart: their fingerprint, or what the config says of them."""
-        fingerprint = self.run.index["provenance"].get("data")
+        fingerprint = self.run.about["provenance"].get("data")
         if fingerprint:
             return str(fingerprint)
         description = {k: v for k, v in self.config.get("data", {}).items() if k != "root"}
@@ -159,7 +158,7 @@ class Member:
     @cached_property
     def federation(self) -> str:
         """What tells the division of the data apart."""
-        return str(self.run.index["files"].get("partition.npz"))
+        return str(self.run.files.get("partition.npz"))
 
     @property
     def keeps_clients(self) -> bool:
@@ -249,7 +248,7 @@ def rows_of(source: Source, members: Sequence[Member]) -> pd.DataFrame:
 
 def command(verb: str, m: Member, *more: str) -> str:
     """What to type, quoted for a shell. Code that the run names is named again, as consent to import it."""
-    code = dict.fromkeys(user_code.names(m.run.index["config"]).values())
+    code = dict.fromkeys(user_code.names(m.run.about["config"]).values())
     consent = [part for name in code for part in ("--allow-code", name)]
     if not m.setting("model", "name"):
         consent += ["--model", "PACKAGE.MODULE:FUNCTION"]
@@ -258,8 +257,6 @@ def command(verb: str, m: Member, *more: str) -> str:
 
 def absent(m: Member, verb: str, *more: str, clients: bool = False) -> Missing:
     """Why a table is not there, and what makes it. ``clients``: it needs the clients' weights."""
-    if m.run.is_record:
-        return Missing(m.label, "it is the record of a run, without weights")
     if clients and not m.keeps_clients:
         return Missing(m.label, NO_CLIENTS)
     if not m.rounds:

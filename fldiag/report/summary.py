@@ -90,7 +90,7 @@ def lacking_tables(m: Member) -> list[str]:
 
 
 def row(m: Member) -> dict[str, str]:
-    total = m.run.index["config"].get("rounds")
+    total = m.run.about["config"].get("rounds")
     rounds = f"{m.run.done}" if m.run.done == total else f"{m.run.done} of {total} ({m.run.status})"
     return {
         "Run": m.label,
@@ -273,7 +273,7 @@ def recipe(m: Member) -> str:
     if m.run.origin:
         return f"trained elsewhere: {m.place}"
     return json.dumps(
-        [config.recipe(m.run.index["config"]), m.data, m.federation, m.run.done], sort_keys=True
+        [config.recipe(m.run.about["config"]), m.data, m.federation, m.run.done], sort_keys=True
     )
 
 
@@ -330,6 +330,6 @@ def remarks(collection: Collected) -> list[str]:
     for m in members:
         if m.run.status != "finished":
             texts.append(
-                f"{m.label} is {m.run.status} after {m.run.done} of {m.run.index['config'].get('rounds')} rounds."
+                f"{m.label} is {m.run.status} after {m.run.done} of {m.run.about['config'].get('rounds')} rounds."
             )
     return texts

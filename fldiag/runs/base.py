@@ -11,9 +11,8 @@ from torch import nn
 from fldiag.errors import FldiagError
 from fldiag.models import lora
 from fldiag.results.provenance import digest
+from fldiag.runs.checkpoint import Checkpoint, read_tensors
 from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
-from fldiag.runs.tensor_files import read_tensors
 
 FILE = "base.safetensors"
 
@@ -33,7 +32,6 @@ def keep(run: Run, module: nn.Module) -> None:
 
         content = save({name: t.float().cpu().contiguous() for name, t in weights.items()})
         run.put(FILE, lambda f: f.write(content))
-        run.commit()
 
 
 def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
@@ -52,7 +50,7 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
     if (
         provenance(module) != base
         and (folder / "run.json").is_file()
-        and FILE in (run := Run.open(folder)).index["files"]
+        and FILE in (run := Run.open(folder)).files
     ):
         with contextlib.suppress(AttributeError):  # of tensors that are none
             lora.load_frozen(module, read_tensors(run.verified(FILE)))

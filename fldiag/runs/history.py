@@ -207,17 +207,9 @@ class History:
         config = first.config
         train = config.get("train", {})
         reader = RoundReader(run, module, device_of(device, dtype), dtype)
-        interval = config.get("checkpoint", {}).get("every", 1)
-        changed = any(
-            s.get("checkpoint", {}).get("every", interval) != interval
-            for s in run.index.get("segments", [])
-        )
         notes = []
-        if rounds is None and not changed:
-            lost = sorted(set(range(interval, run.done + 1, interval)) - set(run.rounds))
-            notes += [f"run.json lists no checkpoint of round {ranges(lost)}"] if lost else []
         if parts is None:
-            parts = [np.empty(0, dtype=np.int64)] * int(run.index["config"]["clients"]["total"])
+            parts = [np.empty(0, dtype=np.int64)] * int(run.about["config"]["clients"]["total"])
             notes.append(f"{UNDEALT}: what needs them is left out")
         origin = run.origin.get("notes", [])
         if dataset is not None and not dataset.tested and UNTESTED not in origin:
@@ -229,7 +221,7 @@ class History:
             {r: lambda r=r: reader(r) for r in numbers},  # type: ignore[misc]
             name=name or run.path.name,
             labels={
-                "method": str(first.manifest["method"].get("name")),
+                "method": str(first.config["method"].get("name")),
                 "seed": first.manifest["seed"],
             },
             samples=samples,
@@ -242,7 +234,7 @@ class History:
             files={
                 **{f"{r}": sha256(run.path / run.round_file(r)) for r in numbers},
                 "metrics": run.metrics_digest,
-                **{f: sha256(run.path / f) for f in run.index["files"] if f.startswith("steps/")},
+                **{f: sha256(run.path / f) for f in run.files if f.startswith("steps/")},
             },
             steps=lambda r: run.steps(r) if r in run.recorded else None,
             notes=[*notes, *origin],
@@ -264,9 +256,9 @@ class History:
         history.run = run
         history.training = dict(train)
         history.keeps_clients = (
-            run.index["config"].get("checkpoint", {}).get("clients", "") != "none"
+            run.about["config"].get("checkpoint", {}).get("clients", "") != "none"
         )
-        if "test_partition.npz" in run.index["files"]:
+        if "test_partition.npz" in run.files:
             history.test_parts = partition.load_parts(run.verified("test_partition.npz"))
         if run.origin:
             history.examples, history.remedy, history.outside = (

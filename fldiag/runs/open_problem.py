@@ -20,11 +20,10 @@ from fldiag.problem.loss import is_probabilities
 from fldiag.problem.problem import Problem
 from fldiag.problem.weights import forward_of
 from fldiag.runs import base
-from fldiag.runs.foreign import describe_choice
+from fldiag.runs.checkpoint import Checkpoint, describe_choice
 from fldiag.runs.in_memory import as_logits, dataset_of, with_packed_inputs
 from fldiag.runs.packed import read_recorded
 from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 from fldiag.sections import FILES, DataSection, Normalise, PartitionSection
 
 
@@ -86,7 +85,7 @@ def open_problem(
         labels["client"] = client
     if checkpoint.manifest:
         labels |= {
-            "method": str(checkpoint.manifest["method"].get("name")),
+            "method": str(checkpoint.config["method"].get("name")),
             "round": checkpoint.round,
             "seed": checkpoint.manifest["seed"],
         }
@@ -220,7 +219,7 @@ def _in_the_run(c: Checkpoint, name: str) -> Path | None:
     if "origin" not in c.manifest or file == name or Path(file).is_absolute():
         return None
     folder = c.path.parent.parent
-    if (folder / "run.json").is_file() and file in (run := Run.open(folder)).index["files"]:
+    if (folder / "run.json").is_file() and file in (run := Run.open(folder)).files:
         return run.verified(file)
     if Path(file).is_file():  # a converted folder names its data as the command did
         return None
@@ -304,7 +303,7 @@ def _weights(c: Checkpoint, module: nn.Module, client: int | None) -> tuple[Any,
 def _own_tests(c: Checkpoint) -> Sequence[Any] | None:
     """The test examples of every client, where the checkpoint's run has such."""
     folder, name = c.path.parent.parent, "test_partition.npz"
-    if not (folder / "run.json").is_file() or name not in (run := Run.open(folder)).index["files"]:
+    if not (folder / "run.json").is_file() or name not in (run := Run.open(folder)).files:
         return None
     return partition.load_parts(run.verified(name))
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import itertools
 import json
 import re
-import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +21,8 @@ from fldiag.models.state_dict import State
 from fldiag.params import Layout
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs import base, journal, owner
-from fldiag.runs.index import WHOLE
-from fldiag.runs.run import Run
+from fldiag.runs import base
+from fldiag.runs.run import ABOUT, LINES, LOCK, Run
 from fldiag.sections import LARGEST
 
 
@@ -62,6 +58,7 @@ class Recording:
         self.layout, self.method, self.seed = Layout.of(module), method, seed
         self.dataset = dataset
         self.waiting: list[Row] = []
+        self._written = ""
         # ``normalise`` is always said: without the key it would be read as what runs meant before it existed
         data_section = {"name": data, "root": root, "normalise": normalise} if data else {}
         config = {
@@ -77,7 +74,7 @@ class Recording:
             "checkpoint": {"every": 1, "clients": "sampled"},
         }
         origin = json.loads(json.dumps(dict(origin)))
-        if (path / "run.json").is_file():
+        if (path / ABOUT).is_file():
             self.run = Run.open(path)
             if not resume and (
                 self.run.origin.get("recipe") != origin or self.run.status == "finished"
@@ -88,8 +85,7 @@ class Recording:
                     usage=True,
                 )
             confirm_same(self.run, origin, module, dataset, parts)
-            self.run.index["status"] = "interrupted"
-            self._clean()
+            self.run.resume()
             return
         if path.exists() and (not path.is_dir() or any(_in_the_way(f) for f in path.iterdir())):
             raise FldiagError(
@@ -98,28 +94,20 @@ class Recording:
                 usage=True,
             )
         text = json.dumps([config, origin], sort_keys=True)
-        self.run = Run(
+        self.run = Run.create(
             path,
-            {
-                "schema": WHOLE,
-                "config": config,
-                "hash": hashlib.sha256(text.encode()).hexdigest()[:16],
-                "status": "interrupted",
-                "done": 0,
-                "state": {},
-                "files": {},
-                "provenance": provenance(
-                    seed=seed,
-                    data=dataset.fingerprint() if dataset is not None else None,
-                    architecture=_architecture(module),
-                    module=f"{type(module).__module__}.{type(module).__qualname__}",
-                    **base.provenance(module),
-                ),
-                "origin": {"recipe": origin, "notes": [], "names": {}, "examples": {}},
-            },
+            config,
+            provenance(
+                seed=seed,
+                data=dataset.fingerprint() if dataset is not None else None,
+                architecture=_architecture(module),
+                module=f"{type(module).__module__}.{type(module).__qualname__}",
+                **base.provenance(module),
+            ),
+            hash=hashlib.sha256(text.encode()).hexdigest()[:16],
+            origin={"recipe": origin, "notes": [], "names": {}, "examples": {}},
         )
         try:
-            (path / "rounds").mkdir(parents=True, exist_ok=True)
             if parts is not None:
                 listed = _listed(parts)
                 buffer = io.BytesIO()
@@ -127,73 +115,56 @@ class Recording:
                 self.run.put("partition.npz", lambda f: f.write(buffer.getvalue()))
                 config["clients"]["total"] = len(listed)  # type: ignore[index]
             base.keep(self.run, module)
-            self.run.commit()
-        except BaseException as error:
+            self.run.begin()
+        except BaseException:
             self._undo()
-            if isinstance(error, OSError):
-                raise FldiagError(
-                    f"cannot create {path}: {error.strerror}", "choose another folder"
-                ) from None
             raise
 
     def discard(self) -> None:
         """Remove a run without a round of training: it would be in the way of the next attempt."""
         if not any(self.run.rounds):
-            (self.run.path / "run.json").unlink()
+            (self.run.path / ABOUT).unlink()
             self._undo()
 
     def _undo(self) -> None:
         """Remove the files of a folder that did not become a run: they would be in the way of the next attempt."""
         path = self.run.path
-        if (path / "run.json").exists():
-            return
-        with contextlib.suppress(OSError):
-            for name in (*self.run.index["files"], journal.NAME):
-                (path / name).unlink(missing_ok=True)
-            (path / "rounds").rmdir()
+        if not (path / ABOUT).exists():
+            with contextlib.suppress(OSError):
+                for name in (LINES, *self.run.files, "partition.npz", base.FILE):
+                    (path / name).unlink(missing_ok=True)
+                (path / "rounds").rmdir()
 
     def reload(self) -> None:
         """Go back to what is on the disk, after it refused a write; notes stay.
 
         Raises FldiagError when the run cannot be read any more.
         """
-        notes, self.waiting = self.run.index["origin"]["notes"], []
+        notes, self.waiting = self.origin["notes"], []
         self.run = Run.open(self.run.path)
         for text in notes:
             self.note(text)
         with contextlib.suppress(OSError):
-            self._clean()
+            self.run.resume()
 
-    def _clean(self) -> None:
-        """Remove what a write that was cut off left behind. Of more than that, rounds whose lines of the journal are lost, no
-        other copy may exist: they are moved to ``lost``, with a copy of the journal."""
-        path = self.run.path
-        later = sorted(
-            f
-            for f in (path / "rounds").glob("*")
-            if f.suffix in (".pt", ".safetensors")
-            and f.stem.isdecimal()
-            and int(f.stem) > self.run.done
-            and f"rounds/{f.name}" not in self.run.index["files"]
-        )
-        if len(later) > 1 or (later and journal.is_damaged(path / journal.NAME)):
-            (path / "lost").mkdir(exist_ok=True)
-            if (path / journal.NAME).is_file():
-                shutil.copyfile(path / journal.NAME, _unused(path / "lost" / journal.NAME))
-            for file in later:
-                file.rename(_unused(path / "lost" / file.name))
-            text = (
-                f"the journal was damaged: what had been recorded after round {self.run.done} is no part of this run, and "
-                f"its files were moved to {path / 'lost'}"
-            )
-            self.note(text)
-            warnings.warn(text, stacklevel=2)
-        self.run.clean()
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the run comes from, as its next line will say."""
+        return self.run.about["origin"]  # type: ignore[no-any-return]
+
+    def _append(self, t: int, rows: Sequence[Row], **facts: Any) -> None:
+        """A line, with what changed in the run's config and origin since the last one."""
+        now = {key: self.run.about[key] for key in ("config", "origin")}
+        text = json.dumps(now)
+        if text != self._written:
+            facts["about"] = now
+        self.run.append(t, rows, **facts)
+        self._written = text
 
     def note(self, text: str) -> None:
         """Remember what was missing or had to be supposed; every table of the run will say so."""
-        if text not in self.run.index["origin"]["notes"]:
-            self.run.index["origin"]["notes"].append(text)
+        if text not in self.origin["notes"]:
+            self.origin["notes"].append(text)
 
     def know(
         self,
@@ -205,7 +176,7 @@ class Recording:
     ) -> None:
         """What the clients are called elsewhere, how many examples they train on, how much higher than there rounds are numbered,
         and which clients the partition lacks."""
-        origin = self.run.index["origin"]
+        origin = self.origin
         origin["names"] |= {str(k): v for k, v in (names or {}).items()}
         origin["examples"] |= {str(k): int(v) for k, v in (examples or {}).items()}
         if fresh := sorted({*outside} - {*origin.get("outside", [])}):
@@ -218,11 +189,12 @@ class Recording:
     @property
     def shift(self) -> int:
         """How much higher rounds are numbered than where they come from: 1 where that counts from 0."""
-        return int(self.run.index["origin"].get("shift", 0))
+        return int(self.origin.get("shift", 0))
 
     def initial(self, state: State) -> None:
         """The model before the first round."""
         self._write(0, state, {})
+        self._append(0, [])
 
     def add(
         self,
@@ -256,39 +228,32 @@ class Recording:
                 extra["start_buffers"] = {
                     n: torch.stack([starts[k][n] for k in ids]) for n in common
                 }
-        config = self.run.index["config"]
+        config = self.run.about["config"]
         config["clients"]["total"] = max(config["clients"]["total"], *(k + 1 for k in clients), 0)
         config["clients"]["per_round"] = max(config["clients"]["per_round"], len(clients))
         config["rounds"] = max(config["rounds"], t)
         self._write(t, aggregated, extra, sorted(clients))
-        self.run.index["done"] = max(self.run.done, t)
-        self.add_rows(
-            t,
-            [
-                {
-                    "moment": "trained",
-                    "scope": "global",
-                    "metric": "clients",
-                    "value": float(len(clients)),
-                },
-                *rows,
-            ],
-        )
+        count = {
+            "moment": "trained",
+            "scope": "global",
+            "metric": "clients",
+            "value": float(len(clients)),
+        }
+        self._append(t, [*self.waiting, *({"round": t, **row} for row in (count, *rows))])
+        self.waiting = []
 
     def add_rows(self, t: int, rows: Sequence[Row]) -> None:
         """More numbers of round t for the run's table; those of rounds that are not stored yet wait for them."""
         self.waiting += [{"round": t, **row} for row in rows]
         if t <= self.run.done and self.run.done:
-            self.run.add_metrics(self.waiting)
+            self._append(self.run.done, self.waiting)
             self.waiting = []
-            self.run.append()
 
     def finish(self) -> Run:
         """Say that no round is missing any more."""
-        self.run.index["status"] = "finished"
-        self.run.add_metrics(self.waiting)
-        self.run.commit()
-        self.run.clean()
+        if self.waiting:
+            self._append(self.run.done, self.waiting)
+        self._append(self.run.done, [], status="finished")
         return self.run
 
     def vector(self, state: State) -> Tensor:
@@ -302,18 +267,17 @@ class Recording:
         extra: dict[str, Any],
         clients: Sequence[int] = (),
     ) -> None:
-        spec = self.run.index["config"]
+        spec = self.run.about["config"]
         manifest = {
             "round": t,
             "seed": self.seed,
             "config": spec,
-            **{k: spec[k] for k in ("method", "model", "data", "partition")},
             "shape": list(self.dataset.shape) if self.dataset is not None else [],
             "classes": self.dataset.classes if self.dataset is not None else 0,
             "clients": list(clients),
-            "provenance": self.run.index["provenance"],
+            "provenance": self.run.about["provenance"],
             "run": self.run.path.name,
-            "origin": self.run.index["origin"]["recipe"],
+            "origin": self.origin["recipe"],
         }
         self.run.put_checkpoint(t, manifest, state, **extra)
 
@@ -344,7 +308,7 @@ def confirm_same(
     """Raises FldiagError unless the run was recorded so far with this origin, model, data and partition."""
     recipe, before, remedy = (
         run.origin.get("recipe"),
-        run.index["provenance"],
+        run.about["provenance"],
         "or record into another folder",
     )
     origin = json.loads(json.dumps(dict(origin)))
@@ -393,7 +357,7 @@ def confirm_same(
         )
     recorded = (
         partition.load_parts(run.verified("partition.npz"))
-        if "partition.npz" in run.index["files"]
+        if "partition.npz" in run.files
         else None
     )
     listed = None if parts is None else _listed(parts)
@@ -410,18 +374,8 @@ def confirm_same(
         )
 
 
-def _unused(file: Path) -> Path:
-    """The path, or one of a similar name where no file is yet."""
-    names = itertools.chain(
-        [file], (file.with_stem(f"{file.stem}-{i}") for i in itertools.count(1))
-    )
-    return next(name for name in names if not name.exists())
-
-
 def _in_the_way(file: Path) -> bool:
-    return file.name not in (owner.NAME, owner.LOCK) and (
-        file.name != "rounds" or any(file.glob("*"))
-    )
+    return file.name != LOCK and (file.name != "rounds" or any(file.glob("*")))
 
 
 def mean(states: Sequence[State], shares: Sequence[float]) -> State:

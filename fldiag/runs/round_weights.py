@@ -14,9 +14,9 @@ from fldiag.errors import FldiagError
 from fldiag.models.state_dict import fit
 from fldiag.params import Layout
 from fldiag.results import files
+from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.pool import Weights
 from fldiag.runs.run import Run
-from fldiag.runs.schema import Checkpoint
 
 Buffers = dict[str, Tensor]
 

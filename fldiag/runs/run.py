@@ -1,30 +1,29 @@
-"""A run on disk: ``run.json`` is the one authority; what it does not list does not count.
+"""A run on disk.
 
 ::
 
-    RUN/run.json          config, status, rounds done, every file with its sha256, and a digest of all that
-    RUN/journal.jsonl     while it is trained: what changed in run.json since it was written, and the metrics (journal.py)
-    RUN/owner.json        while it is trained: by which process; owner.lock is locked by it (owner.py)
-    RUN/rounds/0030.pt    checkpoint of a round (.safetensors where this torch reads .pt files with consent only: trust.py)
-    RUN/state/…           what training needs to go on: server and client state, only the newest
-    RUN/metrics/0030.parquet  one row a number per round, up to that round; only the newest (0030-1: the second of that round)
-    RUN/steps/0030.parquet  numbers of the local steps of that round, when they are recorded (metrics.steps)
-    RUN/partition.npz     indices of every client's examples
-    RUN/lost/…            of a recorded run that went on after its journal was damaged: the rounds after that (recording.py)
+    RUN/run.json                   config, provenance, and files that never change; written once, and again for more rounds
+    RUN/rounds.jsonl               one line a stored round: its files with their sha256, and its metrics; only appended to
+    RUN/rounds/0030.safetensors    checkpoint of a round
+    RUN/state/0030.safetensors     what the server carries on, and those clients that trained since the state before
+    RUN/steps/0030.parquet         numbers of the local steps of that round, when they are recorded (metrics.steps)
+    RUN/partition.npz              indices of every client's examples
+    RUN/.lock                      locked by the process that writes the run
 
-Order of writing in a round: new files, then a line of the journal, then removal of superseded state. A kill at any
-moment leaves ``run.json`` and journal as they were, with all the files that they list. When training ends, and when the journal
-has grown long, ``run.json`` is written anew, whole, and the journal goes.
+run.json and every line hold a digest of themselves. A round counts from the moment its line is on the disk. A process that is
+killed before that leaves files that no line lists, and perhaps half a line; ``Run.resume`` removes both, and refuses, without
+deleting anything, where more is missing than one killed round can leave.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -33,57 +32,47 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 import pydantic
+from filelock import FileLock, Timeout
+from safetensors import safe_open
+from torch import stack
 
 from fldiag import registry
-from fldiag.errors import FldiagError, counted
+from fldiag.errors import FldiagError, check_name, counted, first_line, short_path
 from fldiag.results import files
 from fldiag.results.table import Row, table
-from fldiag.runs import schema
-from fldiag.runs.index import CONTINUED, WHOLE, read_index, write_index
-from fldiag.runs.journal import NAME, Journal, snapshot
-from fldiag.runs.schema import Checkpoint
-from fldiag.runs.trust import reads_pt
+from fldiag.runs.checkpoint import (
+    Checkpoint,
+    State,
+    checkpoint_bytes,
+    pack,
+    read_checkpoint,
+    read_tensors,
+)
 from fldiag.user_code import consent
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fldiag.config import Config
-    from fldiag.runs.client_states import ClientStates
 
-#: What is said of a folder that keeps no weights (``Run.is_record``).
-RECORD = "is the record of a run: its metrics and answers, without weights"
-
-
-#: What training itself writes into these folders (with the temporary names of a write that was cut off): nothing else is
-#: ever removed from them.
-_TABLE = r"\.?\d+(-\d+)?\.parquet.*"
-OWN = {
-    "state": r"\.?(server-\d+\.(pt|safetensors)|clients-\d+\.safetensors).*",
-    "metrics": _TABLE,
-    "steps": _TABLE,
-    "rounds": r"\.?\d+\.(pt|safetensors)(\.\d+\.tmp)?",
-    "": r"\.(run\.json|journal\.jsonl|partition\.npz|owner\.json)\.\w+\.tmp",
-}
-#: Bytes of the journal after which run.json is written whole, unless the run's index and table are larger still: so the cost of
-#: a round does not grow with their number.
-LONG = 2**20
+ABOUT, LINES, LOCK, FORMAT = "run.json", "rounds.jsonl", ".lock", 2
+#: The folders of a run, and the names that training writes there (also those of a write that was cut off): nothing else in them
+#: is ever removed.
+FOLDERS = ("rounds", "state", "steps")
+OWN = re.compile(r"\.?\d+\.(safetensors|parquet)(\.\d+\.tmp)?")
 
 
 class Run:
-    """A run folder: what training wrote, read when it is asked for and verified against run.json.
+    """A run folder: what training or a Recorder wrote, read when it is asked for and verified.
 
     ``Run.open(folder)`` or ``fldiag.load(folder)`` make one. ``metrics`` is a tidy table of numbers a round, ``steps(r)`` one of
     the local steps where they were recorded, ``checkpoint(r)`` the weights after round r; ``model`` and ``data`` are those that
     its checkpoints get instead of what the run names.
 
     Args:
-        path: the folder.
-        index: the content of its run.json.
-        rows: metrics that the stored table does not have yet.
+        path: The folder.
+        about: The content of its run.json.
 
     Raises:
-        FldiagError: from what reads: a file is missing, or is not the one that the run wrote.
+        FldiagError: From what reads: a file is missing, or is not the one that the run wrote.
 
     >>> import tempfile, fldiag
     >>> start = fldiag.Config.load("digits", rounds=2, model__name="mlp", clients__per_round=2, train__epochs=1)
@@ -92,54 +81,74 @@ class Run:
     ([1, 2], 2, [1, 2])
     """
 
-    def __init__(self, path: Path, index: dict[str, Any], rows: Sequence[Row] = ()):
-        self.path, self.index, self.rows = path, index, list(rows)
+    def __init__(self, path: Path, about: dict[str, Any]):
+        self.path, self.about = path, about
         self.name = path.name
         self.model: Any = None
         self.data: Any = None
         self.allow_code: frozenset[str] = frozenset()
-        self._new: list[Row] = []  # those of the rows that the journal does not have yet
-        self._journal: Journal | None = None
-        self._on_disk = snapshot(index) if "state" in index else {}
-        self._unsettled: set[Path] = set()
+        self.records: list[dict[str, Any]] = []
+        self.files: dict[str, str] = dict(about["files"])  # name -> sha256
+        self.state_of: dict[int, str] = {}  # client -> the file with its newest state
+        self._state: str | None = None  # the file with the server's newest state
+        self._listed: set[str] = set()  # every file that a line ever listed
+        self._size = 0  # bytes of the lines
+        self._is_begun = False
+        self._new: dict[str, str] = {}  # files written since the last line
 
-    @staticmethod
-    def create(path: Path, config: Config, partition: bytes, provenance: dict[str, Any]) -> Run:
-        """A new run folder. Raises FldiagError when the folder cannot be written."""
-        try:
-            (path / "rounds").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FldiagError(
-                f"cannot create {path}: {error.strerror}", "choose another folder with --out"
-            ) from None
-        run = Run(
-            path,
-            {
-                "schema": WHOLE,
-                "config": config.model_dump(mode="json"),
-                "hash": config.hash,
-                "status": "running",
-                "done": 0,
-                "state": {},
-                "files": {},
-                "provenance": provenance,
-            },
-        )
-        run.put("partition.npz", lambda f: f.write(partition))
-        run.commit()
-        return run
+    # Reading
 
     @staticmethod
     def open(path: str | Path) -> Run:
-        """Raises FldiagError when there is no run.json, or none that can be read."""
-        return Run(*read_index(Path(path)))
+        """The run in a folder.
+
+        Raises:
+            FldiagError: There is none, one of another format, or one whose run.json or lines were changed.
+        """
+        path = Path(path)
+        check_name(path)
+        path = path.parent if path.name == ABOUT else path
+        if not os.path.isfile(path / ABOUT):
+            problem = f"is not a run folder: it has no {ABOUT}" if path.is_dir() else "is not there"
+            raise FldiagError(
+                f"{short_path(path)} {problem}", "give the folder of a run", usage=True
+            )
+        try:
+            # the folder first: of a run that is being trained the lines are then newer
+            stored = {f"rounds/{name}" for name in _names(path / "rounds")}
+            about = json.loads((path / ABOUT).read_text("utf-8"))
+            if "schema" in about:
+                raise FldiagError(
+                    f"{path} is a run of an earlier fldiag", "train it again, in another folder"
+                )
+            content = (path / LINES).read_bytes()
+            if about.pop(files.DIGEST) != files.json_digest(about) or about["format"] != FORMAT:
+                raise ValueError("its digest or its format differs")
+            run = Run(path, about)
+            run._is_begun = True
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise FldiagError(
+                f"{path} is not a run that can be read ({first_line(error)})",
+                "restore its run.json and rounds.jsonl from a copy",
+            ) from None
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
+            run._add(_record(path, number, line))
+            run._size += len(line) + 1
+        if len(stored - run._listed) > 1:
+            raise FldiagError(
+                f"{path / LINES} lacks rounds whose files are there", "restore it from a copy"
+            )
+        return run
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, {counted(self.done, 'round')})"
 
     def allow(self, code: str | Iterable[str]) -> Self:
-        """The run with the consent to import this user code (``pkg.mod:name``, one or several). Raises FldiagError for another
-        form."""
+        """The run with the consent to import this user code (``pkg.mod:name``, one or several).
+
+        Raises:
+            FldiagError: It has another form.
+        """
         allowed = self.allow_code | consent(code)
         if allowed == self.allow_code:
             return self
@@ -148,30 +157,35 @@ class Run:
         return run
 
     @property
-    def status(self) -> str:
-        """running, interrupted, finished or diverged."""
-        return str(self.index["status"])
-
-    @property
     def done(self) -> int:
         """Rounds trained so far (and safely stored)."""
-        return int(self.index["done"])
+        return int(self.records[-1]["round"]) if self.records else 0
+
+    @property
+    def status(self) -> str:
+        """finished, diverged, or unfinished (being trained, or stopped)."""
+        status = str(self.records[-1].get("status", "unfinished")) if self.records else "unfinished"
+        is_extended = status == "finished" and self.done < self.about["config"].get("rounds", 0)
+        return "unfinished" if is_extended else status
 
     @property
     def config(self) -> Config:
-        """What was trained. Raises FldiagError for rounds of another program, which have no config of fldiag."""
-        if isinstance(self.index.get("origin"), dict):
+        """What was trained.
+
+        Raises:
+            FldiagError: The rounds are another program's, which has no config of fldiag.
+        """
+        if self.origin:
             raise FldiagError(
                 f"run {self.path} was trained by another program, so it has no config of fldiag",
                 "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
                 usage=True,
             )
-        from fldiag.config import (
-            Config,
-        )  # only here: its schema takes a while, and what is read of a run seldom needs it
+        # only here: its schema takes a while, and what is read of a run seldom needs it
+        from fldiag.config import Config
 
         try:
-            return Config.from_stored(self.index["config"], self.allow_code)
+            return Config.from_stored(self.about["config"], self.allow_code)
         except pydantic.ValidationError as error:
             why = registry.explain(error, "config", ()).what
             raise FldiagError(
@@ -180,57 +194,39 @@ class Run:
             ) from None
 
     @property
+    def hash(self) -> str:
+        """Names the config."""
+        return str(self.about["hash"])
+
+    @property
     def method_version(self) -> int:
         """Of the formulas of the method with which the run was trained."""
-        return int(self.index["provenance"].get("method_version", 1))
+        return int(self.about["provenance"].get("method_version", 1))
 
     @property
     def origin(self) -> dict[str, Any]:
         """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
-        ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag.
-        Raises FldiagError when it was edited."""
-        origin = self.index.get("origin")
+        ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag."""
+        origin = self.about.get("origin")
         if origin is None:
             return {}
-        try:
-            return {
-                "recipe": dict(origin["recipe"]),
-                "notes": [str(note) for note in origin["notes"]],
-                "names": {int(k): str(v) for k, v in origin["names"].items()},
-                "examples": {int(k): int(v) for k, v in origin["examples"].items()},
-                "outside": [int(k) for k in origin.get("outside", [])],
-            }
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise FldiagError(
-                f"{self.path / 'run.json'}: its origin is not valid",
-                "the file was edited; convert again",
-            ) from None
-
-    @property
-    def is_record(self) -> bool:
-        """Whether only metrics and answers are kept here (``fldiag figures --records``), and no weights."""
-        return self.index.get("record") is True
+        by_number = {
+            key: {int(k): v for k, v in origin[key].items()} for key in ("names", "examples")
+        }
+        return {**origin, **by_number, "outside": origin.get("outside", [])}
 
     @property
     def rounds(self) -> list[int]:
         """Rounds that have a checkpoint; round r is the state after r rounds of training."""
-        return sorted(int(Path(f).stem) for f in self.index["files"] if f.startswith("rounds/"))
+        return sorted(int(Path(f).stem) for f in self.files if f.startswith("rounds/"))
 
-    def round_file(self, round: int) -> str:
-        """The name of the checkpoint of a round, as the index lists it."""
-        name = f"rounds/{round:04d}"
-        return (
-            f"{name}.safetensors" if f"{name}.safetensors" in self.index["files"] else f"{name}.pt"
-        )
+    @staticmethod
+    def round_file(round: int) -> str:
+        """The name of the checkpoint of a round."""
+        return f"rounds/{round:04d}.safetensors"
 
     def some_rounds(self) -> list[int]:
-        """``rounds``. Raises FldiagError, with the reason, when there are none."""
-        if not self.rounds and self.is_record:
-            raise FldiagError(
-                f"{self.path} {RECORD}",
-                "ask where it was trained, or train it again with another --out",
-                usage=True,
-            )
+        """``rounds``. Raises FldiagError when there are none."""
         if not self.rounds:
             raise FldiagError(f"run {self.path} has no checkpoint yet", "train at least one round")
         return self.rounds
@@ -242,83 +238,56 @@ class Run:
         if r not in rounds:
             raise FldiagError(
                 f"run {self.path} has no checkpoint of round {r}",
-                f"it has rounds {rounds[0]}..{rounds[-1]} (checkpoint.every = "
-                f"{self.index['config']['checkpoint']['every']})",
+                f"it has {counted(len(rounds), 'round')} from {rounds[0]} to {rounds[-1]}",
                 usage=True,
             )
-        return replace(
-            schema.read(self.verified(self.round_file(r))),
-            model=self.model,
-            data=self.data,
-            allow_code=self.allow_code,
-        )
-
-    @property
-    def has_metrics(self) -> bool:
-        """Whether there are metrics to read."""
-        return bool(self.rows) or isinstance(self.index.get("metrics"), str)
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """Raises FldiagError when the table is missing or is not the one that training wrote."""
-        if not self.has_metrics:
-            raise FldiagError(
-                f"run {self.path} has no table of metrics", "train at least one round"
-            )
-        name = self.index.get("metrics")
-        if not self.rows and name is not None:
-            return self._table(name)
-        return self._as_table([*self.stored_rows(), *self.rows])
+        checkpoint = read_checkpoint(self.verified(self.round_file(r)))
+        return replace(checkpoint, model=self.model, data=self.data, allow_code=self.allow_code)
 
     @property
     def common(self) -> dict[str, Any]:
         """What stands in every row of this run's tables."""
-        config = self.index["config"]
+        config = self.about["config"]
         return {
             "run": self.name,
-            "method": config.get("method", {}).get("name"),
+            "method": config["method"].get("name"),
             "seed": config.get("seed"),
         }
 
-    def _as_table(self, rows: Sequence[Row]) -> pd.DataFrame:
-        return table(rows, **self.common)
+    def _rows(self) -> Iterator[Row]:
+        """The metrics. What was measured at the end counts until the run gets more rounds."""
+        end = self.done if self.status == "finished" else None
+        for record in self.records:
+            if record.get("status") != "finished" or record["round"] == end:
+                yield from record["rows"]
 
-    def stored_rows(self) -> list[Row]:
-        """The metrics of the stored table, as ``add_metrics`` takes them."""
-        name = self.index.get("metrics")
-        if name is None:
-            return []
-        frame = self._table(name).drop(columns=["run", "method", "seed"]).astype(object)
-        return [
-            {str(k): v for k, v in row.items() if not pd.isna(v)}
-            for row in frame.to_dict("records")
-        ]
+    @property
+    def has_metrics(self) -> bool:
+        """Whether there are metrics to read."""
+        return next(self._rows(), None) is not None
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each number of a round. Raises FldiagError when there is none yet."""
+        if not self.has_metrics:
+            raise FldiagError(f"run {self.path} has no metrics yet", "train at least one round")
+        return table(self._rows(), **self.common)
 
     @property
     def metrics_digest(self) -> str:
         """What tells the metrics of a run from others."""
-        rows = files.sha256_of(json.dumps(self.rows, default=str).encode()) if self.rows else ""
-        return str(self.index["files"].get(self.index.get("metrics"))) + rows
-
-    def _table(self, name: str) -> pd.DataFrame:
-        path = self.verified(name)
-        try:
-            return pd.read_parquet(path)
-        except Exception as error:  # a table that run.json vouches for and is none can make the reader raise anything
-            raise FldiagError(
-                f"{path} cannot be read: {type(error).__name__}", "restore it, or train again"
-            ) from None
+        return files.json_digest(list(self._rows()))
 
     def verified(self, name: str) -> Path:
-        """The path of a listed file after its sha256 was checked."""
+        """The path of a file of the run after its sha256 was checked."""
         path = self.path / name
         if not os.path.isfile(path):
             raise FldiagError(
-                f"{path} is listed in run.json but is not there", "restore it, or train again"
+                f"{path} belongs to the run and is not there", "restore it, or train again"
             )
-        if files.sha256(path) != self.index["files"].get(name):
+        if files.sha256(path) != self.files.get(name):
             raise FldiagError(
-                f"{path} is not the file this run wrote (its sha256 differs from run.json)",
+                f"{path} is not the file this run wrote (its sha256 differs)",
                 "restore the original file; to diagnose this one as it is, copy it out of the run folder",
             )
         return path
@@ -326,7 +295,7 @@ class Run:
     @property
     def recorded(self) -> list[int]:
         """Rounds whose local steps were recorded."""
-        return sorted(int(Path(f).stem) for f in self.index["files"] if f.startswith("steps/"))
+        return sorted(int(Path(f).stem) for f in self.files if f.startswith("steps/"))
 
     def steps(self, round: int | None = None) -> pd.DataFrame:
         """The recorded numbers of the local steps (``metrics.steps = true``) of a round, or of all: a row for each sampled
@@ -356,166 +325,297 @@ class Run:
                 usage=True,
             )
         return pd.concat(
-            [self._table(f"steps/{r:04d}.parquet") for r in (rounds if round is None else [round])],
+            [
+                pd.read_parquet(self.verified(f"steps/{r:04d}.parquet"))
+                for r in (rounds if round is None else [round])
+            ],
             ignore_index=True,
         )
 
     @cached_property
     def states(self) -> ClientStates:
-        """What the clients carry from round to round, as stored last; every row is read when it is asked for."""
-        from fldiag.runs.client_states import ClientStates  # imports PyTorch
-
-        return ClientStates(self.path, self.index["state"], self.verified)
+        """What the clients carry from round to round, as stored last; a row is read when it is asked for."""
+        return ClientStates(self)
 
     @property
-    def server_state(self) -> dict[str, Any]:
-        """The server's weights, buffers and state as stored last."""
-        from fldiag.runs.tensor_files import read_tensors  # imports PyTorch
-
-        state: dict[str, Any] = read_tensors(self.verified(self.index["state"]["server"]))
+    def server_state(self) -> State:
+        """What the server carries on after the last stored round, besides the weights."""
+        state: State = (
+            {}
+            if self._state is None
+            else read_tensors(self.verified(self._state)).get("server", {})
+        )
         return state
 
-    # -- writing
+    # Writing
 
-    def put(self, name: str, writer: Any) -> None:
-        """Write a file of the run and list it; ``writer`` gets the open file."""
-        folder = (self.path / name).parent
-        self._unsettled |= {folder} if folder.is_dir() else {folder, self.path}
-        self.index["files"][name] = files.write_atomic(self.path / name, writer, settle=False)
+    @staticmethod
+    def create(
+        path: Path, config: Mapping[str, Any], provenance: Mapping[str, Any], **about: Any
+    ) -> Run:
+        """A new run in a folder that holds no files of one; what never changes is written with ``put`` before ``begin``.
 
-    def put_tensors(self, stem: str, content: dict[str, Any]) -> str:
-        """Write a file of tensors and list it: ``.pt``, or ``.safetensors`` where this process could not read that again.
-        Returns its name."""
-        import torch  # only here: who reads tables has no need of it
-        from safetensors.torch import save
+        Raises:
+            FldiagError: There are rounds already.
+        """
+        if _names(path / "rounds") or ((path / LINES).exists() and (path / LINES).stat().st_size):
+            raise FldiagError(
+                f"{path} holds rounds and no {ABOUT}",
+                "restore it from a copy, or choose another folder",
+                usage=True,
+            )
+        return Run(
+            path,
+            {"format": FORMAT, "config": config, "provenance": provenance, "files": {}, **about},
+        )
 
-        from fldiag.runs.tensor_files import flatten
+    def begin(self) -> None:
+        """Write run.json. Raises FldiagError when the disk refuses."""
+        self.about["files"] |= self._new
+        self.files |= self._new
+        self._new = {}
+        if not self.records:
+            files.write_bytes(self.path / LINES, b"")
+        files.write_text(self.path / ABOUT, json.dumps(files.with_digest(self.about), indent=1))
+        self._is_begun = True
 
-        if reads_pt():
-            name = f"{stem}.pt"
-            self.put(name, lambda f: torch.save(content, f))
-        else:
-            name, data = f"{stem}.safetensors", save(*flatten({"manifest": "", **content}))
-            self.put(name, lambda f: f.write(data))
-        return name
+    def resume(self) -> None:
+        """Remove what a killed process left: half a line, and files that no line lists.
+
+        Raises:
+            FldiagError: A file of the run is missing.
+        """
+        missing = [name for name in self.files if not (self.path / name).is_file()]
+        if missing:
+            raise FldiagError(
+                f"{self.path / missing[0]} belongs to the run and is not there", "restore it"
+            )
+        os.truncate(self.path / LINES, self._size)
+        for folder in FOLDERS:
+            for name in _names(self.path / folder, also_temporary=True):
+                if f"{folder}/{name}" not in self.files:
+                    (self.path / folder / name).unlink()
+        self._new = {}
+
+    def put(self, name: str, writer: Callable[[Any], Any]) -> None:
+        """Write a file of the run; ``writer`` gets the open file. The next ``append`` or ``begin`` lists it."""
+        if self._is_begun and not (self.path / ABOUT).is_file():
+            raise FldiagError(
+                f"{self.path} was removed or moved while it was written to",
+                "put the folder back and resume, or write to a new folder",
+            )
+        self._new[name] = files.write_atomic(self.path / name, writer)
 
     def put_checkpoint(
-        self, round: int, manifest: dict[str, Any], state: dict[str, Tensor], **tensors: Any
+        self, round: int, manifest: Mapping[str, Any], state: State, **tensors: Any
     ) -> None:
-        """Write the checkpoint of a round and list it."""
-        before = self.round_file(
-            round
-        )  # of a round that is written again, the ending may be another
-        name = self.put_tensors(f"rounds/{round:04d}", schema.content(manifest, state, **tensors))
-        if name != before:
-            self.index["files"].pop(before, None)
-
-    def add_metrics(self, rows: Sequence[Row]) -> None:
-        """More metrics, written by the next ``append`` or ``commit``. They say nothing of run, method and seed."""
-        self.rows += rows
-        self._new += rows
-
-    def drop_metrics(self, drop: Callable[[Row], bool]) -> bool:
-        """Leave metrics out of the table. Whether it had such."""
-        rows = [*self.stored_rows(), *self.rows]
-        rest = [row for row in rows if not drop(row)]
-        if len(rest) < len(rows):
-            self.put_metrics(self._as_table(rest))
-            self.rows.clear()
-            self._new.clear()
-        return len(rest) < len(rows)
-
-    def append(self) -> None:
-        """Write down what changed since the last time, in the journal, and remove the files that are listed no more."""
-        if self._journal is None or self._journal.size > max(LONG, self._size()):
-            self.commit(journal=True)
-            return
-        self._settle()
-        self._journal.append(self._on_disk, self.index, self._new)
-        self._done()
-
-    def commit(self, *, journal: bool = False) -> None:
-        """Write run.json whole, with the table of all metrics; ``journal``: it will be continued."""
-        if self.rows:
-            self.put_metrics(self.metrics)
-        self._settle()
-        index, begun = self.index, None
-        if journal:
-            begun = Journal(self.path / NAME, Journal.new_identity())
-            index = {**index, "schema": CONTINUED, "journal": begun.identity}
-        write_index(self.path, index)
-        self.rows.clear()
-        if begun is not None:
-            begun.begin()
-        else:
-            (self.path / NAME).unlink(missing_ok=True)
-        self._journal = begun
-        self._done()
-
-    def _settle(self) -> None:
-        """Flush the names of new files to disk, before anything says that they are there."""
-        files.settle(self._unsettled)
-        self._unsettled.clear()
-
-    def _done(self) -> None:
-        """What is in memory is on disk: files that are listed no more can go."""
-        for name in self._on_disk.get("files", {}).keys() - self.index["files"].keys():
-            (self.path / name).unlink(missing_ok=True)
-        self._on_disk = snapshot(self.index)
-        self._new.clear()
-
-    def _size(self) -> int:
-        """Bytes of what ``commit`` writes, as it was written last."""
-        names = ["run.json", self.index.get("metrics")]
-        return sum((self.path / name).stat().st_size for name in names if name)
-
-    def put_metrics(self, frame: pd.DataFrame) -> None:
-        """A second table of the same round gets a name of its own: the one that run.json lists stays until that is written."""
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False)
-        before, name = self.index.get("metrics"), f"metrics/{frame['round'].max():04d}"
-        match = re.fullmatch(re.escape(name) + r"(?:-(\d+))?\.parquet", str(before))
-        self.index["files"].pop(before, None)
-        self.index["metrics"] = (
-            f"{name}.parquet" if match is None else f"{name}-{int(match[1] or 0) + 1}.parquet"
-        )
-        self.put(self.index["metrics"], lambda f: f.write(buffer.getvalue()))
+        """Write the checkpoint of a round (``checkpoint_bytes``)."""
+        content = checkpoint_bytes(manifest, state, **tensors)
+        self.put(self.round_file(round), lambda f: f.write(content))
 
     def put_steps(self, round: int, frame: pd.DataFrame) -> None:
-        """Write the table of a round's local steps and list it."""
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False)
-        self.put(f"steps/{round:04d}.parquet", lambda f: f.write(buffer.getvalue()))
+        """Write the table of a round's local steps."""
+        self.put(f"steps/{round:04d}.parquet", lambda f: frame.to_parquet(f, index=False))
 
-    # -- state for resuming: one file for the server, segments for the clients (client_states.py)
+    def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> dict[str, Any]:
+        """Write what the server and these clients carry on; returns what the round's line says of it."""
+        ids = sorted(clients)
+        rows = {
+            n: stack([clients[i][n].cpu() for i in ids]) for n in (clients[ids[0]] if ids else ())
+        }
+        name, content = f"state/{round:04d}.safetensors", pack({}, server=server, clients=rows)
+        self.put(name, lambda f: f.write(content))
+        return {"state": name, "clients": ids}
 
-    def put_clients(self, limit: int = 0) -> None:
-        """Take the clients' new states to the disk where they are more than ``limit`` bytes; ``put_state`` lists them."""
-        if self.states.waiting > limit:
-            self.states.flush(self.put, self._drop)
+    def append(self, round: int, rows: Sequence[Row], **facts: Any) -> None:
+        """Say that a round is stored, with its metrics and the files written since the last line.
 
-    def put_state(self, round: int, server: dict[str, Any]) -> None:
-        """Store the training state after ``round`` rounds: the server's, and the clients' as they are in ``states``."""
-        self.put_clients()
-        name = self.put_tensors(f"state/server-{round:04d}", server)
-        before, self.index["state"] = self.index["state"], {"server": name, **self.states.listed}
-        for f in {*before.values()} - {*self.index["state"].values()}:
-            self.index["files"].pop(f, None)
+        Args:
+            round: Rounds done.
+            rows: Metrics; they say nothing of run, method and seed.
+            facts: ``status`` at the end; ``state`` and ``clients`` (``put_state``); ``removed``, names of files; ``about``, what
+                changed in ``self.about``; anything else is kept for people.
 
-    def _drop(self, name: str) -> None:
-        """A file is listed no more. It goes once the next ``append`` or ``commit`` has said so; at once, if it was never said
-        to be there."""
-        self.index["files"].pop(name, None)
-        if name not in self._on_disk["files"]:
+        Raises:
+            FldiagError: The disk refuses; the run is as it was.
+        """
+        record = {
+            "line": len(self.records) + 1,
+            "round": round,
+            "rows": list(rows),
+            "files": self._new,
+            **facts,
+        }
+        record = json.loads(json.dumps(record, default=lambda value: value.item()))
+        line = (
+            json.dumps({**record, files.DIGEST: files.json_digest(record)}, sort_keys=True).encode()
+            + b"\n"
+        )
+        files.append(self.path / LINES, line, self._size)
+        self._size += len(line)
+        self._new = {}
+        for name in self._add(record):
             (self.path / name).unlink(missing_ok=True)
 
-    def clean(self) -> None:
-        """Remove what training wrote and the index does not list: a process that was killed left it behind."""
-        for folder, names in OWN.items():
-            for f in (self.path / folder).glob("*"):
-                name = f.relative_to(self.path).as_posix()
-                if re.fullmatch(names, f.name) and f.is_file() and name not in self.index["files"]:
-                    f.unlink(missing_ok=True)
+    def _add(self, record: dict[str, Any]) -> list[str]:
+        """Take in a record; returns the names of files that the run no longer needs."""
+        self.records.append(record)
+        self._listed |= record["files"].keys()
+        self.files |= record["files"]
+        self.about = {**self.about, **record.get("about", {})}
+        gone = record.get("removed", [])
+        if "state" in record:
+            superseded = {self._state, *(self.state_of.get(i) for i in record["clients"])}
+            self._state = record["state"]
+            self.state_of |= dict.fromkeys(record["clients"], record["state"])
+            gone = [*gone, *(superseded - {None, self._state} - set(self.state_of.values()))]
+        for name in gone:
+            self.files.pop(name, None)
+        return gone
+
+    # Removing
+
+    def unneeded(self, rounds: Collection[int] | None = None) -> list[str]:
+        """Names of the files that can go: the clients' states, without which the run cannot be given more rounds, and the
+        checkpoints of all rounds but ``rounds`` (None: none) and the last."""
+        others = [] if rounds is None else [r for r in self.rounds[:-1] if r not in rounds]
+        states = [name for name in self.files if name.startswith("state/")]
+        return [*map(self.round_file, others), *states]
+
+    def prune(self, rounds: Collection[int] | None = None) -> None:
+        """Remove what is ``unneeded``. Raises FldiagError for a run that is not finished."""
+        if self.status == "unfinished":
+            raise FldiagError(
+                f"{self.path} is not finished", "finish it first, with --resume", usage=True
+            )
+        with lock(self.path):
+            self.append(self.done, [], status=self.status, removed=self.unneeded(rounds))
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether states that training would go on from were removed."""
+        return any(name.startswith("state/") for r in self.records for name in r.get("removed", []))
+
+
+class ClientStates(Mapping[int, State]):
+    """What the clients of a run carry from round to round: client -> name -> tensor. A row is read when it is asked for.
+
+    Args:
+        run: The run; the files are verified now.
+    """
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.new: dict[int, State] = {}  # not stored yet
+        self._rows: dict[str, dict[int, int]] = {}  # file -> client -> row
+        for record in run.records:
+            if record.get("clients"):
+                self._rows[record["state"]] = {i: j for j, i in enumerate(record["clients"])}
+        for name in set(run.state_of.values()):
+            run.verified(name)
+
+    def __getitem__(self, client: int) -> State:
+        if client in self.new:
+            return self.new[client]
+        name = self.run.state_of[client]
+        j = self._rows[name][client]
+        with safe_open(self.run.path / name, framework="pt") as file:
+            names = [key for key in file.keys() if key.startswith("clients/")]  # noqa: SIM118
+            # clones: a slice holds on to the whole file
+            return {n.partition("/")[2]: file.get_slice(n)[j : j + 1][0].clone() for n in names}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.run.state_of.keys() | self.new.keys()))
+
+    def __len__(self) -> int:
+        return len(self.run.state_of.keys() | self.new.keys())
+
+    def update(self, states: Mapping[int, State]) -> None:
+        """The new states of some clients; in memory until they are stored."""
+        self.new.update(states)
+
+    def stored(self, name: str) -> None:
+        """What is in memory was written to this file."""
+        self._rows[name] = {i: j for j, i in enumerate(sorted(self.new))}
+        self.new = {}
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Own a run folder, which is made, for as long as the block runs.
+
+    Raises:
+        FldiagError: Another process owns it, it cannot be written, it holds symbolic links, or its name is no text.
+    """
+    check_name(path)
+    for entry in [path / ABOUT, path / LINES, path / LOCK, *(path / f for f in FOLDERS)]:
+        links = [file for file in (entry, *(entry.glob("*"))) if file.is_symlink()]
+        if links:
+            raise files.link_error(links[0])
+    is_new = not os.path.exists(path)
+    file = FileLock(path / LOCK, thread_local=False)  # a recorder may be closed by another thread
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file.acquire(blocking=False)
+    except Timeout:
+        raise FldiagError(
+            f"{path} is being written by another process", "wait for it, or stop it", usage=True
+        ) from None
+    except OSError as error:
+        raise FldiagError(
+            f"cannot write to {short_path(path)}: {error.strerror}",
+            "choose another folder with --out",
+        ) from None
+    try:
+        yield
+    finally:
+        file.release()
+        if is_new and not any(entry.name != LOCK for entry in path.glob("*")):
+            shutil.rmtree(path, ignore_errors=True)  # nothing was written
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is writing this run."""
+    try:
+        with FileLock(path / LOCK, blocking=False):
+            return False
+    except (Timeout, OSError):
+        return True
+
+
+def remove(path: Path) -> None:
+    """Remove a run and its answers, but nothing in its folder that is not fldiag's. Raises FldiagError when another process
+    writes it."""
+    run = Run.open(path)
+    with lock(path):
+        for name in (
+            ABOUT,
+            LINES,
+            *run.about["files"],
+        ):  # run.json first: what is left when this is cut off is no run
+            (path / name).unlink(missing_ok=True)
+        for name in (*FOLDERS, "diagnostics"):
+            shutil.rmtree(path / name, ignore_errors=True)
+
+
+def folder_size(path: Path) -> int:
+    """Bytes of the files in a folder; links are not followed."""
+    return sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
+
+
+def same_model(a: Run | Checkpoint, b: Run | Checkpoint) -> bool:
+    """Whether the weights of two runs belong to one model: by the configs where both say the same, else by names and shapes."""
+    first, second = (
+        (m.about["config"] if isinstance(m, Run) else m.config).get("model", {}) for m in (a, b)
+    )
+    if first.get("name") and first == second:
+        return True
+    try:
+        states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in (a, b)]
+    except FldiagError:
+        return False
+    first, second = ({name: t.shape for name, t in state.items()} for state in states)
+    return first == second
 
 
 def verify(path: Path) -> None:
@@ -524,8 +624,25 @@ def verify(path: Path) -> None:
     Raises FldiagError when it is not.
     """
     run = Path(os.path.realpath(path)).parent.parent
-    if path.parent.name == "rounds" and os.path.isfile(run / "run.json"):
+    if path.parent.name == "rounds" and os.path.isfile(run / ABOUT):
         Run.open(run).verified(f"rounds/{path.name}")
+
+
+def _names(folder: Path, also_temporary: bool = False) -> list[str]:
+    """Names of the files that training writes into a folder of a run."""
+    names = [f.name for f in folder.glob("*") if OWN.fullmatch(f.name) and f.is_file()]
+    return [name for name in names if also_temporary or not name.endswith(".tmp")]
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """What a line says. Raises FldiagError when it is not the line that was written."""
+    try:
+        record = json.loads(line)
+        if record.pop(files.DIGEST) == files.json_digest(record) and record["line"] == number:
+            return dict(record)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise FldiagError(f"line {number} of {path / LINES} is damaged", "restore the file from a copy")
 
 
 def select_rounds(

@@ -4,7 +4,7 @@
 - ``client``: the local loop, one for one client or a stack (its optimisers: ``optim``; what is recorded of a step: ``record``).
 - ``server``: ``Federation``, the state between rounds; a round sends it, gets the clients' rows, and aggregates.
 - ``evaluate``: the global model on the test set.
-- ``rounds``: ``train``, all rounds of a run on any executor; ``storing``: what each leaves; ``resume``: when a run may go on.
+- ``train``: all rounds of a run on any executor, what each leaves, and how a stored run goes on.
 
 After the last round ``personalise`` fine-tunes each client a model. ``sweep`` trains many runs.
 """

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fldiag.method import Method, Round
-from fldiag.runs.client_states import ClientStates, State
-from fldiag.runs.run import Run
+from fldiag.runs.checkpoint import State
+from fldiag.runs.run import ClientStates, Run
 from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult
 from fldiag.training.setup import Cohort, Setup, load_weights
@@ -107,28 +107,12 @@ class Federation:
     def finite(self) -> bool:
         return bool(torch.isfinite(self.w).all())
 
-    @property
-    def stateless(self) -> bool:
-        """Whether the next round needs nothing but the weights."""
-        return not self.state and not self._initial_state
-
-    def restore(self, run: Run, must: bool = True) -> bool:
-        """Go on from the last stored round: from the stored state or, where the method has none, from the checkpoint.
-
-        Returns whether that was possible; if not, nothing changed. Raises FldiagError for a file that is not the one that the
-        run wrote and, with ``must``, where it was not possible.
-        """
-        if must or all((run.path / name).is_file() for name in run.index["state"].values()):
-            server = run.server_state
-            self.w = server["w"].to(self.w.device)
-            self.buffers = {k: v.to(self.w.device) for k, v in server["buffers"].items()}
-            self.state = {k: v.to(self.w.device) for k, v in server["state"].items()}
-        elif self.stateless and (run.path / run.round_file(run.done)).is_file():
-            self.w, self.buffers = load_weights(run, self.setup, run.done)
-        else:
-            return False
+    def restore(self, run: Run) -> None:
+        """Go on from the last stored round. Raises FldiagError for a file that is not the one that the run wrote."""
         self.t, self.clients = run.done, run.states
-        return True
+        if run.rounds:
+            self.w, self.buffers = load_weights(run, self.setup)
+            self.state = {n: v.to(self.w.device) for n, v in run.server_state.items()}
 
 
 def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:

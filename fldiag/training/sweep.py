@@ -15,8 +15,8 @@ from fldiag.config import Config
 from fldiag.errors import FldiagError
 from fldiag.execution import open_pool, shard_of
 from fldiag.runs.run import Run
-from fldiag.training import rounds
-from fldiag.training.rounds import Listener, failure
+from fldiag.training import train
+from fldiag.training.train import Listener, failure
 
 #: The numbers of a sweep's table, as far as its runs have them.
 METRICS = ("accuracy", "loss", "personal_accuracy")
@@ -80,7 +80,7 @@ def train_configs(
     **options: Any,
 ) -> list[Run]:
     """Train all of them, or read the runs that are finished; the arguments are those of ``sweep``."""
-    paths = [Path(out or rounds.RUNS) / rounds.run_path(config).name for config in plan]
+    paths = [Path(out or train.RUNS) / train.run_path(config).name for config in plan]
     units = list(zip(plan, paths, strict=True))
     if executor == "serial" or len(plan) == 1:  # of one run the clients
         options |= {"executor": executor, "on_event": on_event}
@@ -98,7 +98,7 @@ def train_configs(
 
 def _train(options: Mapping[str, Any], unit: tuple[Config, Path]) -> Run:
     config, path = unit
-    return rounds.train(config, out=path, resume=True, **options)
+    return train.train(config, out=path, resume=True, **options)
 
 
 def _train_one(options: Mapping[str, Any], unit: tuple[Config, Path]) -> str:

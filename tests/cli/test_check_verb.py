@@ -72,11 +72,11 @@ def lacking(trained):
     folder.mkdir()
     torch.save(state, folder / "plain.pt")
     torch.save({n: t * torch.nan for n, t in state.items()}, folder / "nan.pt")
-    shutil.copy(run.path / "rounds" / "0001.pt", folder / "alone.pt")
+    shutil.copy(run.path / "rounds" / "0001.safetensors", folder / "alone.pt")
     for name in ("gone", "unread"):
         shutil.copytree(run.path, folder / name)
-    (folder / "gone" / "rounds" / "0001.pt").unlink()
-    (folder / "unread" / "rounds" / "0001.pt").write_bytes(b"damaged")
+    (folder / "gone" / "rounds" / "0001.safetensors").unlink()
+    (folder / "unread" / "rounds" / "0001.safetensors").write_bytes(b"damaged")
     return folder
 
 

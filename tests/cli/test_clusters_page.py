@@ -56,4 +56,4 @@ def test_a_dask_cluster(tmp_path):
     told = shell(
         BLOCKS[2].replace("fldiag train digits", f"sleep 5; fldiag train digits{SHORT}"), tmp_path
     )
-    assert "0001.pt" in told
+    assert "0001.safetensors" in told

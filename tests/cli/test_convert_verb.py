@@ -222,7 +222,7 @@ def test_another_architecture_is_an_error_that_names_the_tensor(files):
         and "fc1.weight is [7, 64] there and [" in shown
     )
     run = Run.open("theirs")
-    assert run.rounds == [1] and run.status == "interrupted"
+    assert run.rounds == [1] and run.status == "unfinished"
     torch.save(
         torch.load(files / "round_1" / "client_3.pt", weights_only=True),
         files / "round_2" / "client_3.pt",
@@ -342,7 +342,7 @@ def test_a_partition_that_is_numbered_by_one_off_is_refused_and_its_remedy_works
     shown = convert(files, *GLOBAL, "--partition", files / "parts.json", code=2)
     assert "made without the partition" in shown and "with the clients' own numbers" in shown
     assert (
-        "partition.npz" not in Run.open("theirs").index["files"]
+        "partition.npz" not in Run.open("theirs").files
         and "the partition is left out" in call("forgetting", "theirs", "--format", "png").stderr
     )
     (files / "mended.json").write_text(json.dumps({k + max(shift, 0): v for k, v in parts.items()}))

@@ -40,7 +40,12 @@ def trained(tmp_path_factory):
     "arguments",
     [
         ("{run}", "pca"),
-        ("{run}/rounds/0001.pt", "{run}/rounds/0002.pt", "{run}/rounds/0003.pt", "plane"),
+        (
+            "{run}/rounds/0001.safetensors",
+            "{run}/rounds/0002.safetensors",
+            "{run}/rounds/0003.safetensors",
+            "plane",
+        ),
     ],
     ids=str,
 )

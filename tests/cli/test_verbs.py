@@ -103,7 +103,7 @@ def test_the_demo_draws_for_the_journal(monkeypatch):
         sheets.append(sheet.current())
         raise FldiagError("enough")
 
-    monkeypatch.setattr("fldiag.training.rounds.train", train)
+    monkeypatch.setattr("fldiag.training.train.train", train)
     run("demo", "--width", "single", "--format", "svg", code=1)
     assert sheets == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
 
@@ -122,7 +122,7 @@ def test_train_ends_with_the_checkpoint_and_resumes(trained):
         trained,
         "--resume",
     )
-    assert last(result) == trained / "rounds" / "0003.pt" and last(result).is_file()
+    assert last(result) == trained / "rounds" / "0003.safetensors" and last(result).is_file()
     assert fldiag.load(trained).status == "finished"
 
 
@@ -137,7 +137,7 @@ def test_dry_run_writes_nothing_and_says_how_large(tmp_path):
 
 
 def test_landscape_of_a_run_checkpoint(trained):
-    result = run("landscape", trained / "rounds" / "0003.pt", *PNG, "--samples", 200)
+    result = run("landscape", trained / "rounds" / "0003.safetensors", *PNG, "--samples", 200)
     png = last(result)
     assert png.parent == trained / "diagnostics" and png.read_bytes()[:4] == b"\x89PNG"
     stem = png.name.removesuffix(".png")
@@ -152,8 +152,8 @@ def test_landscape_of_a_run_checkpoint(trained):
 def test_landscapes_of_two_checkpoints_share_one_picture(trained):
     result = run(
         "landscape",
-        trained / "rounds" / "0001.pt",
-        trained / "rounds" / "0003.pt",
+        trained / "rounds" / "0001.safetensors",
+        trained / "rounds" / "0003.safetensors",
         "--samples",
         100,
         "--json",
@@ -164,7 +164,7 @@ def test_landscapes_of_two_checkpoints_share_one_picture(trained):
 
 
 def test_plane_through_three_checkpoints_marks_them(trained):
-    files = [trained / "rounds" / f"000{i}.pt" for i in (1, 2, 3)]
+    files = [trained / "rounds" / f"000{i}.safetensors" for i in (1, 2, 3)]
     result = run("landscape", *files, *PNG, "--directions", "plane", "--samples", 100)
     frame = pd.read_csv(last(result).with_suffix(".csv"))
     assert (frame["metric"] == "point").sum() == 3
@@ -356,11 +356,11 @@ def test_the_method_of_the_readme_is_complete(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steady\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fldiag.methods]\nsteady = steady\n")
     code = (
-        "from fldiag import config; from fldiag.training import rounds; import torch\n"
+        "from fldiag import config; from fldiag.training import train; import torch\n"
         "w = {}\n"
         "for m in ('fedavg', 'steady', 'steady0'):\n"
         "    o = ['rounds=1', 'model.name=mlp', f'method.name={m.rstrip(\"0\")}'] + (['method.force=0.0'] if m == 'steady0' else [])\n"
-        "    w[m] = torch.cat([v.flatten() for v in rounds.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
+        "    w[m] = torch.cat([v.flatten() for v in train.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
         "assert torch.equal(w['fedavg'], w['steady0']) and not torch.equal(w['fedavg'], w['steady'])\n"
     )
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

@@ -7,7 +7,7 @@ import pytest
 
 from fldiag import registry
 from fldiag.config import Config
-from fldiag.training import rounds
+from fldiag.training import train
 
 TABLE = pd.read_csv(Path(__file__).parents[2] / "figures" / "methods" / "digits.csv").set_index(
     "method"
@@ -36,8 +36,8 @@ def test_learns_with_the_default_preset(name, tmp_path):
             checkpoint__clients="none",
         )
         assert config.rounds == row["rounds"]
-        run = rounds.train(config, out=tmp_path / str(seed))
-        assert rounds.failure(run) is None
+        run = train.train(config, out=tmp_path / str(seed))
+        assert train.failure(run) is None
         frame = run.metrics
         rows = frame[
             (frame["metric"] == metric)

@@ -16,7 +16,7 @@ from helpers import (
 
 from fldiag import registry
 from fldiag.execution import open_pool
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.server import Federation
 from fldiag.training.setup import Seeded, Setup
 
@@ -84,7 +84,7 @@ def same(a, b):
 @pytest.mark.slow
 def test_the_uplink_is_counted_in_vectors(name, precision, tmp_path):
     chosen = config(name, rounds=1, epochs=1, batch_size=64, precision=precision, **needs(name))
-    frame = rounds.train(chosen, out=tmp_path).metrics.set_index("metric")
+    frame = train.train(chosen, out=tmp_path).metrics.set_index("metric")
     made = Setup(chosen)
     method, size = made.method, made.network.size
     buffers = sum(b.nbytes for b in made.network.buffers.values())

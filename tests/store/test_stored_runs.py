@@ -197,7 +197,7 @@ def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, damag
         (path, str(file))
         for i, path in enumerate(paths)
         for file in files_of(path)
-        if accepts(DAMAGE[damage], path, file, expected, tmp_path / f"{i}-{file.name}")
+        if accepts(DAMAGE[damage], path, file, expected, tmp_path / f"{i}" / file)
     ]
     assert not wrong
 

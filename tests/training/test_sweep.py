@@ -6,7 +6,7 @@ from helpers import config
 
 import fldiag
 from fldiag.errors import FldiagError
-from fldiag.training import rounds, sweep
+from fldiag.training import sweep, train
 
 
 def test_combinations_in_order():
@@ -41,7 +41,7 @@ def test_a_run_of_a_sweep_is_the_run_alone_and_is_read_again(tmp_path):
     runs = fldiag.sweep(
         start, {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}, out=tmp_path / "all"
     )
-    alone = rounds.train(start.replace(method__name="scaffold", seed=1), out=tmp_path / "alone")
+    alone = train.train(start.replace(method__name="scaffold", seed=1), out=tmp_path / "alone")
     assert [(r.config.method.name, r.config.seed) for r in runs][-1] == ("scaffold", 1)
     assert all(
         torch.equal(w, runs[-1].checkpoint().state[n]) for n, w in alone.checkpoint().state.items()

@@ -15,7 +15,7 @@ from fldiag.errors import FldiagError
 from fldiag.results.cache import Cache
 from fldiag.results.provenance import digest
 from fldiag.results.table import table
-from fldiag.training import rounds
+from fldiag.training import train
 
 KEY = "0123456789abcdef0123456789abcdef"
 
@@ -156,8 +156,8 @@ def test_an_answer_that_cannot_be_kept_is_still_an_answer(tmp_path):
 
 def test_a_file_that_is_damaged_or_repaired_gives_another_answer(tmp_path):
     config = helpers.config("fedavg", rounds=2, total=4, per_round=2, stack="off")
-    run = rounds.train(config, out=tmp_path / "run")
-    file = run.path / "rounds/0001.pt"
+    run = train.train(config, out=tmp_path / "run")
+    file = run.path / "rounds/0001.safetensors"
     content = file.read_bytes()
 
     def intact():
@@ -172,7 +172,7 @@ def test_a_file_that_is_damaged_or_repaired_gives_another_answer(tmp_path):
 
 
 def test_data_that_a_run_was_opened_with_tell_answers_apart(tmp_path):
-    rounds.train(helpers.config("fedavg", rounds=1, total=4, per_round=2), out=tmp_path)
+    train.train(helpers.config("fedavg", rounds=1, total=4, per_round=2), out=tmp_path)
     identities = [
         digest(identity([fldiag.load(tmp_path, data=data)]))
         for data in (None, None, "digits", "digits", "iris")

@@ -19,21 +19,16 @@ from fldiag.runs.run import Run
 def planted(folder, seed, accuracy, *, status="finished", partition=b"same", data="1", **options):
     """A run without weights that says it ended with this accuracy."""
     config = Config.load("digits", rounds=1, seed=seed, **options)
-    run = Run.create(folder / f"{config.method.name}-{seed}", config, partition, {"data": data})
-    run.add_metrics(
-        [
-            {
-                "round": 1,
-                "moment": "aggregated",
-                "scope": "global",
-                "slice": "test",
-                "metric": "accuracy",
-                "value": accuracy,
-            }
-        ]
+    run = Run.create(
+        folder / f"{config.method.name}-{seed}",
+        config.model_dump(mode="json"),
+        {"data": data},
+        hash=config.hash,
     )
-    run.index |= {"status": status, "done": 1, "state": {"server": "state/none"}}
-    run.commit()
+    run.put("partition.npz", lambda f: f.write(partition))
+    run.begin()
+    row = {"moment": "aggregated", "scope": "global", "slice": "test", "metric": "accuracy"}
+    run.append(1, [{"round": 1, **row, "value": accuracy}], status=status)
     return run
 
 
@@ -278,7 +273,10 @@ def test_plain_weights_and_weights_that_are_no_numbers(trained, tmp_path):
         and frame.loc["accuracy", "note"]
     )
     found = fldiag.check(
-        tmp_path / "plain.pt", trained[1].path / "rounds" / "0004.pt", model="mlp", data="digits"
+        tmp_path / "plain.pt",
+        trained[1].path / "rounds" / "0004.safetensors",
+        model="mlp",
+        data="digits",
     )
     assert found.table["p"].iloc[0] == pytest.approx(fldiag.check(*trained).table["p"].iloc[0])
 

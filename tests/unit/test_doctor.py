@@ -640,7 +640,7 @@ def test_a_run_without_client_weights_says_what_is_not_checked(tmp_path):
 
 def test_a_run_that_does_not_say_how_many_clients_there_are(clean):
     run = Run(
-        clean.path, {**clean.index, "config": {**clean.index["config"], "clients": {"total": 0}}}
+        clean.path, {**clean.index, "config": {**clean.about["config"], "clients": {"total": 0}}}
     )
     (row,) = examined(run, check="sampling").itertuples()
     assert row.severity == "not checked" and "how many clients" in row.evidence
@@ -675,7 +675,7 @@ def test_a_run_whose_model_is_not_known(tmp_path):
 
 def test_damaged_files_are_findings(tmp_path):
     run = record(tmp_path / "run")
-    path = run.path / "rounds/0003.pt"
+    path = run.path / "rounds/0003.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
     rows = found(examined(Run.open(run.path), check="finite"))
     assert rows["round"].tolist() == [3] and "cannot be read" in rows["what"].iloc[0]

@@ -373,7 +373,7 @@ def test_the_example_is_a_file_that_runs_and_whose_run_is_diagnosed(tmp_path, mo
     assert (
         run.status == "finished"
         and run.done == example.ROUNDS
-        and run.index["config"]["model"]["name"] == "flower_digits:net"
+        and run.about["config"]["model"]["name"] == "flower_digits:net"
     )
     with pytest.raises(FldiagError, match="--allow-code flower_digits:net"):
         fldiag.diagnose(run, "forgetting")

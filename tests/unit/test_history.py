@@ -62,7 +62,7 @@ def test_the_received_model_has_the_statistics_of_the_round_before(normalised):
 
 
 def test_received_statistics_that_are_lost_are_not_guessed(normalised):
-    file = normalised.path / "rounds" / "0002.pt"
+    file = normalised.path / "rounds" / "0002.safetensors"
     content = file.read_bytes()
     try:
         file.unlink()

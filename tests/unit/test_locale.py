@@ -11,7 +11,7 @@ from commands import invoke
 from helpers import config
 
 import fldiag
-from fldiag.training import rounds
+from fldiag.training import train
 
 ROOT = Path(__file__).parents[2]
 #: Whose ``open`` opens no text.
@@ -177,7 +177,7 @@ def test_verbs_that_compute_on_a_terminal_that_knows_ascii_only(words, tmp_path)
 @pytest.fixture(scope="module")
 def umlaut(tmp_path_factory):
     folder = tmp_path_factory.mktemp("names")
-    return rounds.train(
+    return train.train(
         config(rounds=2, checkpoint={"clients": "sampled"}), out=folder / "läufe" / "ß λ"
     )
 
@@ -188,7 +188,7 @@ def test_a_run_in_a_folder_of_any_letters(umlaut, tmp_path, monkeypatch):
     assert (
         set(umlaut.metrics["run"]) == {"ß λ"} and fldiag.load(umlaut.path).checkpoint().round == 2
     )
-    one = umlaut.path / "rounds" / "0002.pt"
+    one = umlaut.path / "rounds" / "0002.safetensors"
     for words in (
         ["spectrum", umlaut.path, "--k", "1"],
         ["spectrum", one, "--k", "1", "--out", "größe"],
@@ -198,7 +198,7 @@ def test_a_run_in_a_folder_of_any_letters(umlaut, tmp_path, monkeypatch):
     ):
         result = invoke(*words)
         assert result.exit_code == 0, (words, result.output)
-    resumed = rounds.train(
+    resumed = train.train(
         config(rounds=3, checkpoint={"clients": "sampled"}), out=umlaut.path, resume=True
     )
     assert resumed.done == 3
@@ -208,7 +208,7 @@ def test_a_run_in_a_folder_of_any_letters(umlaut, tmp_path, monkeypatch):
 def test_where_names_of_files_are_ascii_the_remedy_works(tmp_path):
     words = ["runs", "läufe"]
     (tmp_path / "läufe").mkdir()
-    rounds.train(config(rounds=1), out=tmp_path / "läufe" / "ß")
+    train.train(config(rounds=1), out=tmp_path / "läufe" / "ß")
     for verb in (
         ["drift", "läufe/ß"],
         ["train", "digits", "--out", "läufe/ü"],

@@ -235,7 +235,7 @@ def test_a_run_holds_its_base_once_and_adapters_in_every_round(run):
         "classifier.bias",
     }
     assert run.checkpoint().clients.shape[1] == sum(t.numel() for t in state.values())
-    assert "base.safetensors" in run.index["files"]
+    assert "base.safetensors" in run.files
     start, end = (
         fldiag.diagnose(run.checkpoint(r), "spectrum", seed=0)["value"].iloc[0] for r in (1, 3)
     )
@@ -244,7 +244,7 @@ def test_a_run_holds_its_base_once_and_adapters_in_every_round(run):
 
 def test_adapters_without_their_base_are_not_guessed(run, tmp_path):
     alone = tmp_path / "mailed.pt"
-    alone.write_bytes((run.path / "rounds" / "0003.pt").read_bytes())
+    alone.write_bytes((run.path / "rounds" / "0003.safetensors").read_bytes())
     assert len(fldiag.diagnose(fldiag.load(alone), "spectrum")), (
         "the seed makes the same base again"
     )
@@ -256,7 +256,11 @@ def test_adapters_without_their_base_are_not_guessed(run, tmp_path):
     ):
         fldiag.diagnose(other, "spectrum")
     inside = type(other)(
-        run.path / "rounds" / "0003.pt", other.state, manifest, other.received, other.clients
+        run.path / "rounds" / "0003.safetensors",
+        other.state,
+        manifest,
+        other.received,
+        other.clients,
     )
     a, b = (
         fldiag.diagnose(c, "spectrum", k=1)["value"].iloc[-1] for c in (inside, run.checkpoint())

@@ -9,7 +9,7 @@ from test_methods_distill_server import PUBLIC, build, mean_of_clients
 
 from fldiag.errors import FldiagError
 from fldiag.parts.projection import endless, project
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.setup import Setup
 
 rng = np.random.default_rng(0)
@@ -129,7 +129,7 @@ def test_rounds_that_end_before_they_begin_are_refused():
 def test_bytes_count_the_logits_on_the_memory(size, precision, item, tmp_path):
     data, parts = classification()
     chosen = config("fedproj", {"memory_size": size}, precision=precision)
-    run = rounds.train(
+    run = train.train(
         chosen, out=tmp_path, setup=Setup(chosen, dataset=data, parts=parts, public=PUBLIC)
     )
     frame = run.metrics.set_index(["metric", "round"])["value"]

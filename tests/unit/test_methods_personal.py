@@ -17,7 +17,7 @@ from torch import nn
 
 from fldiag.errors import FldiagError
 from fldiag.runs.run import Run
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.setup import Seeded
 
 UNEQUAL = (20, 13, 7)
@@ -78,7 +78,7 @@ def test_local_only_keeps_batch_norm_statistics_with_the_client():
 
 def test_local_only_sends_nothing_and_goes_on_after_an_interruption(tmp_path):
     chosen = config("local_only", rounds=3, total=5, per_round=2)
-    whole = rounds.train(chosen, out=tmp_path / "whole")
+    whole = train.train(chosen, out=tmp_path / "whole")
     traffic = whole.metrics[whole.metrics["metric"].isin(["uplink", "downlink"])]
     assert len(traffic) == 6 and (traffic["value"] == 0).all()
 
@@ -87,8 +87,8 @@ def test_local_only_sends_nothing_and_goes_on_after_an_interruption(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rounds.train(chosen, out=tmp_path / "cut", on_event=stop)
-    cut = rounds.train(chosen, out=tmp_path / "cut", resume=True)
+        train.train(chosen, out=tmp_path / "cut", on_event=stop)
+    cut = train.train(chosen, out=tmp_path / "cut", resume=True)
     mine, other = cut.states, Run.open(tmp_path / "whole").states
     assert mine.keys() == other.keys()
     assert all(torch.equal(mine[i]["own"], other[i]["own"]) for i in other)

@@ -10,7 +10,7 @@ from helpers import config
 
 import fldiag
 from fldiag import Config, FldiagError, method, registry
-from fldiag.training import rounds
+from fldiag.training import train
 from fldiag.training.setup import Setup
 
 MINE = """
@@ -64,10 +64,10 @@ def weights(run):
 def test_it_trains_as_a_registered_method_does(
     folder, name, options, registered, registered_options
 ):
-    mine = rounds.train(config(name, options), out=folder / "mine")
-    same = rounds.train(config(registered, registered_options), out=folder / "same")
+    mine = train.train(config(name, options), out=folder / "mine")
+    same = train.train(config(registered, registered_options), out=folder / "same")
     assert torch.equal(weights(mine), weights(same))
-    assert mine.index["config"]["method"] == {"name": name, **options}
+    assert mine.about["config"]["method"] == {"name": name, **options}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_an_override_of_the_name_drops_the_options_of_the_former(folder):
     assert own.method.options == {"force": 2.0} and own.method_version == 1
     assert own.replace(method__name="fedavg").method.options == {}
     assert own.hash != own.replace(method__force=3.0).hash
-    assert ":" not in rounds.run_path(own).name and "pull" in rounds.run_path(own).name
+    assert ":" not in train.run_path(own).name and "pull" in train.run_path(own).name
 
 
 def test_a_registered_function_brings_what_it_was_registered_with(folder):
@@ -104,7 +104,7 @@ def test_a_registered_function_brings_what_it_was_registered_with(folder):
 
 
 def test_a_run_that_names_it_is_data(folder):
-    run = rounds.train(config("mine_methods:pull"), out=folder / "run")
+    run = train.train(config("mine_methods:pull"), out=folder / "run")
     sys.modules.pop("mine_methods")
     stored = fldiag.load(run.path)
     fldiag.diagnose(stored, "forgetting")  # needs the weights only
@@ -117,7 +117,7 @@ def test_a_run_that_names_it_is_data(folder):
     assert "mine_methods" not in sys.modules
     allowed = stored.allow("mine_methods:pull")
     longer = fldiag.train(allowed.config.replace(rounds=3), out=run.path, resume=True)
-    unbroken = rounds.train(config("mine_methods:pull", rounds=3), out=folder / "unbroken")
+    unbroken = train.train(config("mine_methods:pull", rounds=3), out=folder / "unbroken")
     assert torch.equal(weights(longer), weights(unbroken))
     again = fldiag.load(run.path)
     assert len(fldiag.diagnose(again, "personalise", epochs=[0], allow_code="mine_methods:pull"))
@@ -126,7 +126,7 @@ def test_a_run_that_names_it_is_data(folder):
 def test_the_doctor_supposes_nothing_of_a_method_that_it_may_not_import(folder):
     from fldiag.diagnostics.doctor.case import Case
 
-    run = rounds.train(config("mine_methods:pull"), out=folder / "run")
+    run = train.train(config("mine_methods:pull"), out=folder / "run")
     assert Case(run, {}).slots >= {"server", "send", "correct"}
     assert Case(run.allow("mine_methods:pull"), {}).slots == {"correct"}
 

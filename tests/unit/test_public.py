@@ -146,7 +146,7 @@ def test_docstrings_of_classes_and_their_methods(name):
         "execution",
         "method",
         "problem.problem",
-        "training.rounds",
+        "training.train",
         "training.sweep",
         "integrations.convert",
     ],

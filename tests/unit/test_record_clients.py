@@ -67,7 +67,7 @@ def test_names_and_large_numbers_without_a_partition(tmp_path, ids):
         rec.round(clients={k: state(t + i) for i, k in enumerate(ids)}, aggregated=state(t))
     run = rec.close()
     assert run.origin["names"] == {i: str(k) for i, k in enumerate(ids)}
-    assert run.index["config"]["clients"]["total"] == 2
+    assert run.about["config"]["clients"]["total"] == 2
 
 
 def test_each_client_starts_from_weights_of_its_own(tmp_path):

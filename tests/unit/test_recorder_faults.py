@@ -22,7 +22,6 @@ from fldiag.report.collect import collect
 from fldiag.report.glance import glance
 from fldiag.results import files as result_files
 from fldiag.results.standing import standing
-from fldiag.runs import prune
 from fldiag.runs.run import Run
 
 
@@ -74,7 +73,7 @@ def test_a_refused_round_leaves_nothing(tmp_path, wrong, later):
     assert (
         (run.checkpoint().received is None) == (sound.checkpoint().received is None) == (not later)
     )
-    assert run.index["config"]["clients"] == sound.index["config"]["clients"]
+    assert run.about["config"]["clients"] == sound.about["config"]["clients"]
     assert {f.relative_to(run.path) for f in run.path.rglob("*")} == {
         f.relative_to(sound.path) for f in sound.path.rglob("*")
     }
@@ -253,15 +252,12 @@ def test_after_a_full_disk_the_recorder_closes_and_the_run_goes_on(tmp_path, mon
             more == 1
             and run.done == done + 1
             and Run.open(path).status == "finished"
-            and "data.npz" in run.index["files"]
+            and "data.npz" in run.files
         )
         assert all(run.checkpoint(r).round == r for r in run.rounds) and set(
             run.metrics["round"]
         ) == set(range(1, run.done + 1))
-        assert (
-            not [f for f in path.rglob("*") if f.suffix == ".tmp"]
-            and not (path / "owner.json").exists()
-        )
+        assert not [f for f in path.rglob("*") if f.suffix == ".tmp"]
 
 
 @pytest.mark.parametrize("back", [True, False])
@@ -374,7 +370,7 @@ def test_another_process_does_not_go_on_with_a_run_that_is_recorded(tmp_path):
         text=True,
         env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )
-    assert found.returncode and "is being trained by process" in found.stderr
+    assert found.returncode and "is being written by another process" in found.stderr
     rec.close()
 
 
@@ -761,60 +757,24 @@ def test_a_report_says_at_a_glance_whether_there_are_test_examples(tmp_path, tes
     assert len(told) == (not test) and words == ({"Test"} if test else {"Training"})
 
 
-# -- a damaged journal
+# -- lines that are lost
 
 
-def spoil_bit(journal, line):
-    lines = journal.read_bytes().splitlines(keepends=True)
-    lines[line] = lines[line][:40] + bytes([lines[line][40] ^ 1]) + lines[line][41:]
-    journal.write_bytes(b"".join(lines))
-
-
-def spoil_end(journal, line):
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:line]))
-
-
-@pytest.mark.filterwarnings("ignore:line . of:UserWarning")
-@pytest.mark.parametrize(
-    ("spoil", "line", "done"),
-    [
-        (spoil_bit, 2, 2),
-        (spoil_bit, 4, 4),
-        (spoil_end, 2, 2),
-        (spoil_end, 3, 3),
-        (lambda journal, line: journal.unlink(), 0, 1),
-    ],
-    ids=["bit", "bit in the last line", "end", "later end", "no journal"],
-)
-def test_rounds_that_a_damaged_journal_lost_are_moved_aside(tmp_path, spoil, line, done):
-    """A run of one's own loop cannot be trained again from its seed: nothing of it is deleted."""
+def test_rounds_whose_lines_are_lost_are_not_deleted(tmp_path):
+    """A run of one's own loop cannot be trained again from its seed."""
     net, rec = recorder(tmp_path / "run")
     for i in range(5):
         rec.round(received=net, clients={i % 3: net}, aggregated=ZEROS + i, metrics={"step": i})
-    shutil.copytree(tmp_path / "run", tmp_path / "killed")
     rec.close()
-    run = tmp_path / "killed"
-    (run / "owner.json").unlink()
-    spoil(run / "journal.jsonl", line)
-    assert Run.open(run).done == done
-    before = {f.name: f.read_bytes() for f in (run / "rounds").iterdir() if int(f.stem) > done}
-    journal = (run / "journal.jsonl").read_bytes() if (run / "journal.jsonl").is_file() else None
-    assert len(before) == 5 - done
-    with pytest.warns(UserWarning, match="moved to"):
-        _, rec = recorder(run, resume=True)
-    assert {f.name: f.read_bytes() for f in (run / "lost").glob("*.pt")} == before
-    assert journal is None or (run / "lost" / "journal.jsonl").read_bytes() == journal
-    assert rec.run.rounds == list(range(done + 1))
-    rec.round(clients={0: net}, aggregated=ZEROS)
-    resumed = rec.close()
-    assert resumed.rounds == list(range(done + 2)) and any(
-        "lost" in note for note in resumed.origin["notes"]
-    )
-    assert {f.name: f.read_bytes() for f in (run / "lost").glob("*.pt")} == before
-    assert fldiag.load(run / "lost" / max(before), model=net).round == 5
-    assert len(fldiag.diagnose(resumed, "drift", model=net))
-    prune.remove(run)
-    assert not (run / "lost").exists()
+    lines = (tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    for content in (b"".join(lines[:-3]), b"", None):
+        if content is None:
+            (tmp_path / "run" / "rounds.jsonl").unlink()
+        else:
+            (tmp_path / "run" / "rounds.jsonl").write_bytes(content)
+        with pytest.raises(FldiagError, match=r"rounds\.jsonl"):
+            recorder(tmp_path / "run", resume=True)
+        assert len(list((tmp_path / "run" / "rounds").iterdir())) == 6
 
 
 def test_a_round_that_was_being_written_is_replaced(tmp_path):
@@ -824,13 +784,10 @@ def test_a_round_that_was_being_written_is_replaced(tmp_path):
         rec.round(received=net, clients={0: net}, aggregated=ZEROS + i)
     run = shutil.copytree(tmp_path / "run", tmp_path / "killed")
     rec.close()
-    (run / "owner.json").unlink()
-    shutil.copy(run / "rounds" / "0003.pt", run / "rounds" / "0004.pt")
+    shutil.copy(run / "rounds" / "0003.safetensors", run / "rounds" / "0004.safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         recorder(run, resume=True)[1].close()
-    assert (
-        sorted(f.name for f in (run / "rounds").iterdir())
-        == ["0000.pt", "0001.pt", "0002.pt", "0003.pt"]
-        and not (run / "lost").exists()
-    )
+    assert sorted(f.name for f in (run / "rounds").iterdir()) == [
+        f"000{r}.safetensors" for r in range(4)
+    ]

@@ -343,7 +343,7 @@ def test_a_list_of_batches_is_the_data_whatever_their_number(batches, tmp_path):
     net = nn.Linear(D, 3)
     run = fldiag.load(record(tmp_path / "run", net, data=data, clients=PARTS), model=net)
     assert len(run.metrics.query("metric == 'accuracy' and slice == 'train'"))
-    given = fldiag.load(run.path / "rounds/0002.pt", model=net, data=data)
+    given = fldiag.load(run.path / "rounds/0002.safetensors", model=net, data=data)
     values = [
         fldiag.diagnose(target, "spectrum", k=1).query("metric == 'loss'")["value"].item()
         for target in (run, given)

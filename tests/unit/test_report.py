@@ -290,7 +290,7 @@ def test_missing_tables_are_named_with_a_command_a_shell_understands(tmp_path):
 
 def test_a_command_consents_to_the_code_that_the_run_names(tmp_path):
     made = reports.run(tmp_path / "a")
-    made.index["config"]["model"] = {"name": "mine.nets:Small"}
+    made.about["config"]["model"] = {"name": "mine.nets:Small"}
     made.commit()
     for _, _, command in absent(collect([made.path])):
         assert shlex.split(command)[-2:] == ["--allow-code", "mine.nets:Small"]
@@ -298,7 +298,7 @@ def test_a_command_consents_to_the_code_that_the_run_names(tmp_path):
 
 def test_a_recording_without_a_model_is_not_offered_an_option_that_report_lacks(tmp_path):
     made = reports.run(tmp_path / "a")
-    made.index["config"]["model"] = {}
+    made.about["config"]["model"] = {}
     made.commit()
     commands = [shlex.split(lack.command) for lack in summary.summary(collect([made.path])).missing]
     assert {words[1] for words in commands} >= {"spectrum", "drift", "forgetting"}

@@ -133,9 +133,10 @@ def evil(tmp_path_factory):
         ],
         labels=[EVIL],
     )
-    a.index["config"]["method"]["name"] = a.index["config"]["data"]["name"] = EVIL
-    a.index["provenance"]["device_name"] = a.index["status"] = EVIL
-    a.commit()
+    a.about["config"]["method"]["name"] = a.about["config"]["data"]["name"] = EVIL
+    a.about["provenance"]["device_name"] = EVIL
+    a.begin()
+    a.append(a.done, [], status=EVIL)
     (folder / "diagnostics").mkdir()
     found = collect([a.path, b.path])
     path = build.write(found, folder / "evil.html", title=EVIL)
@@ -220,7 +221,7 @@ def test_provenance_names_checkpoints_config_version_device_and_options(evil):
     about = dict(build.about(member.tables["forgetting"]))
     assert (
         about["sha256 of round 3"] == reports.sha(member.run, 3)
-        and about["Config hash"] == member.run.index["hash"]
+        and about["Config hash"] == member.run.hash
     )
     assert about["fldiag"] == "1.2.3" and about["Device"] == "cpu" and about["Seed"] == "0"
     assert (

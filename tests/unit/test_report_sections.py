@@ -2,23 +2,20 @@
 
 import json
 import re
-import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import reports
 
 from fldiag import registry
+from fldiag.config import Config
 from fldiag.diagnosis.answer import answer
 from fldiag.plotting import style
 from fldiag.plotting.pages import Section
 from fldiag.report import build
 from fldiag.report.collect import collect
 from fldiag.results.summary import Note, Say, Small
-from fldiag.runs.run import Run
-
-FORMAT1 = Path(__file__).parents[1] / "fixtures" / "format1"
+from fldiag.training import train
 
 
 @pytest.fixture(autouse=True)
@@ -262,10 +259,19 @@ def test_a_table_of_rounds_is_one_runs_and_one_of_checkpoints_everybodys(tmp_pat
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """A run of the first format with a table of every built-in diagnostic, as today's code writes them."""
+    """A run with a table of every built-in diagnostic, as today's code writes them."""
     path = tmp_path_factory.mktemp("asked") / "fedsol"
-    shutil.copytree(FORMAT1 / "fedsol", path)
-    run, small = Run.open(path), {"samples": 40}
+    config = Config.load(
+        "digits",
+        rounds=2,
+        method__name="fedsol",
+        clients__total=4,
+        clients__per_round=3,
+        train__epochs=1,
+        metrics__steps=True,
+        checkpoint__clients="sampled",
+    )
+    run, small = train.train(config, out=path), {"samples": 40}
     for name, options in (
         ("landscape", {"points": 3, **small}),
         ("landscape", {"points": 3, "directions": "random", **small}),

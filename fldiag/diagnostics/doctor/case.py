@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from fldiag.data import Dataset
     from fldiag.diagnostics.doctor.models import Models
+    from fldiag.runs.checkpoint import Checkpoint
     from fldiag.runs.history import History
     from fldiag.runs.run import Run
-    from fldiag.runs.schema import Checkpoint
 
 UNDEALT = "the run does not say which examples belong to which client"
 DEAL = "give them when the run is made: Recorder(clients=...), fldiag convert … --partition FILE"
@@ -193,7 +193,7 @@ class Case:
 
     def __init__(self, run: Run, options: Mapping[str, Any]):
         self.run, self.options = run, options
-        self.config: dict[str, Any] = run.index["config"]
+        self.config: dict[str, Any] = run.about["config"]
         self.is_native = not run.origin
         self.method = str(self.section("method").get("name"))
         self.total = int(self.section("clients").get("total", 0))

@@ -147,11 +147,11 @@ def _machine(case: Case) -> list[Any]:
     """What decides the bits besides config and seed."""
     about = {
         k: v
-        for k, v in case.run.index.get("provenance", {}).items()
+        for k, v in case.run.about.get("provenance", {}).items()
         if k not in ("seed", "time", "date")
     }
     segments = [
         {k: s.get(k) for k in ("torch", "machine", "capability", "threads")}
-        for s in case.run.index.get("segments", [])
+        for s in (r["segment"] for r in case.run.records if "segment" in r)
     ]
     return [about, segments]

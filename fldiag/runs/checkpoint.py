@@ -1,0 +1,461 @@
+"""Weights in files: checkpoints of a run, and other programs' state_dicts. Nothing in a file is executed.
+
+A run writes safetensors. Tensors lie flat under names joined by ``/``, and everything else is JSON in the metadata:
+
+``manifest``        (JSON) round, seed, config, shape, classes, clients, provenance
+``model/NAME``      parameters and buffers of the global model after the round
+``received``        [P] weights that the clients received (only with clients' weights)
+``clients``         [K, P] their weights after training, in the order of ``clients`` in the manifest
+``buffers/NAME``    [K, ...] their buffers
+``starts``          [K, P] what each client received, only where that differs; ``start_buffers/NAME`` go with it
+
+A ``.pt`` file holds the same entries as dicts, or is a foreign one. It is read with ``weights_only``, which is safe from torch
+2.10 on (CVE-2026-24747); below that only with the user's word that the file is their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.torch_version import TorchVersion
+
+from fldiag.errors import FldiagError, check_name, first_line, short_path
+from fldiag.results import files
+from fldiag.user_code import consent
+
+State = dict[str, Tensor]
+#: Names under which training programs keep the model's weights beside epoch, optimiser and the like.
+CONTAINERS = {
+    *("state_dict", "model_state_dict", "model", "net", "network", "module"),
+    *("weights", "params", "parameters"),
+}
+#: Weights as transformers names them, the safest first.
+PRETRAINED = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+#: What a file may claim to hold: so many times its own size, and so many bytes more.
+TIMES, MORE = 8, 2**24
+#: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
+SAFE_TORCH, TRUST = "2.10", "FLDIAG_TRUST_FILES"
+#: Key of the metadata.
+ABOUT = "fldiag"
+DTYPES = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One round of a run, or a foreign state_dict (then ``manifest`` is empty, and model and data must be given).
+
+    ``fldiag.load(file)`` or ``Run.checkpoint(round)`` make one.
+
+    Args:
+        path: Where it was read.
+        state: The global weights and buffers, by name.
+        manifest: What the file says of itself: round, seed, config, shape, classes, clients, provenance.
+        received: The weights that the round's clients started from, [P].
+        clients: The trained weights of ``client_ids``, [K, P].
+        buffers: The buffers of these clients, by name, each [K, ...].
+        model: A module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
+        data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
+        allow_code: User code that may be imported although only the manifest names it.
+        key: Which of the file's sets of weights ``state`` is, where it holds several or one was named.
+        alternatives: The sets of weights that were passed over.
+        starts: What each of these clients received, [K, P], where they received different weights.
+        start_buffers: The buffers that go with ``starts``, by name, each [K, ...].
+
+    Raises:
+        FldiagError: From what reads a file: it is damaged, foreign or unsafe.
+    """
+
+    path: Path
+    state: State
+    manifest: dict[str, Any] = field(default_factory=dict)
+    received: Tensor | None = None
+    clients: Tensor | None = None
+    buffers: State = field(default_factory=dict)
+    model: Any = None
+    data: Any = None
+    allow_code: frozenset[str] = frozenset()
+    key: str = ""
+    alternatives: tuple[str, ...] = ()
+    starts: Tensor | None = None
+    start_buffers: State = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        size = sum(t.numel() for t in self.state.values())
+        return f"Checkpoint({str(self.path)!r}, {self.label}, {size:,} numbers, {len(self.client_ids)} clients)"
+
+    def allow(self, code: str | Iterable[str]) -> Checkpoint:
+        """The checkpoint with the consent to import this user code (``pkg.mod:name``, one or several).
+
+        Raises:
+            FldiagError: It has another form.
+        """
+        allowed = self.allow_code | consent(code)
+        return self if allowed == self.allow_code else replace(self, allow_code=allowed)
+
+    @property
+    def round(self) -> int | None:
+        """The round after which it was written; None where that is not known."""
+        return self.manifest.get("round")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config, as the manifest has it."""
+        return dict(self.manifest.get("config", {}))
+
+    @property
+    def client_ids(self) -> list[int]:
+        """The clients whose trained weights it holds, in the order of the rows of ``clients``."""
+        return list(self.manifest.get("clients", []))
+
+    @property
+    def label(self) -> str:
+        """Short name for tables and captions."""
+        if self.manifest:
+            return f"{self.config['method']['name']} round {self.round}"
+        is_folder = (self.path.parent / "config.json").is_file()
+        name = self.path.absolute().parent.name if is_folder else self.path.stem
+        return f"{name} {self.key}".strip()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file, in hexadecimal digits; of an index, of the files that it names."""
+        digests = [files.sha256(path) for path in _parts(self.path)]
+        return digests[0] if len(digests) == 1 else files.sha256_of("".join(digests).encode())
+
+
+# Writing
+
+
+def pack(about: Mapping[str, Any], **tensors: Any) -> bytes:
+    """The bytes of a safetensors file.
+
+    Args:
+        about: Plain values, for the metadata.
+        tensors: Tensors, or dicts of tensors by name; None is left out.
+    """
+    flat: State = {}
+    for name, value in tensors.items():
+        entries = (
+            {f"{name}/{k}": v for k, v in value.items()}
+            if isinstance(value, Mapping)
+            else {name: value}
+        )
+        flat |= {
+            k: v.detach().cpu().clone().contiguous() for k, v in entries.items() if v is not None
+        }
+    # safetensors sorts the names, and a state_dict has an order
+    text = json.dumps({**about, "names": list(flat)}, sort_keys=True)
+    return save(flat, {"format": "pt", ABOUT: text})
+
+
+def checkpoint_bytes(manifest: Mapping[str, Any], state: State, **tensors: Any) -> bytes:
+    """The bytes of a checkpoint file: ``received``, ``clients``, ``buffers``, ``starts``, ``start_buffers`` as in Checkpoint."""
+    return pack({"manifest": manifest}, model=state, **tensors)
+
+
+# Reading
+
+
+def trust_files() -> None:
+    """The user says that ``.pt`` files are their own; until the process ends, also in workers that it starts."""
+    os.environ[TRUST] = "1"
+
+
+def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
+    """A checkpoint of fldiag, a state_dict in whatever container, or a folder that transformers wrote.
+
+    Args:
+        path: The file or folder.
+        key: Which of several sets of weights in a foreign file, such as ``model_ema``.
+
+    Raises:
+        FldiagError: It cannot be read, holds objects, no weights, or several sets of weights.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = next((path / name for name in PRETRAINED if (path / name).is_file()), path)
+    content = read_tensors(path)
+    manifest = content.get("manifest") if isinstance(content, Mapping) else None
+    if manifest is None or isinstance(manifest, Tensor):
+        state, name, alternatives = _weights(path, content, key)
+        _check_kinds(path, state)
+        return Checkpoint(path, state, key=name, alternatives=alternatives)
+    if key is not None:
+        raise FldiagError(
+            f"key = {key!r}, and {path} is a checkpoint of fldiag, which holds one global model",
+            "leave it out (--client chooses a client's weights)",
+            usage=True,
+        )
+    try:
+        manifest = json.loads(manifest) if isinstance(manifest, str) else manifest
+        checkpoint = Checkpoint(
+            path,
+            dict(content["model"]),
+            manifest,
+            content.get("received"),
+            content.get("clients"),
+            dict(content.get("buffers") or {}),
+            starts=content.get("starts"),
+            start_buffers=dict(content.get("start_buffers") or {}),
+        )
+        _check(checkpoint)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FldiagError(
+            f"checkpoint {path}: its manifest is not valid ({type(error).__name__})",
+            "the file was edited; use the original",
+        ) from None
+    c = checkpoint
+    rows = {"received": c.received, "clients": c.clients, "starts": c.starts}
+    for tensors in (c.state, c.buffers, c.start_buffers, rows):
+        _check_kinds(path, {name: t for name, t in tensors.items() if t is not None})
+    return checkpoint
+
+
+def is_pretrained(path: Path) -> bool:
+    """Whether a folder is one that ``save_pretrained`` of transformers wrote."""
+    return not (path / "run.json").is_file() and any(
+        (path / name).is_file() for name in ("config.json", *PRETRAINED)
+    )
+
+
+def read_tensors(path: Path) -> Any:
+    """What a ``.pt``, ``.safetensors``, ``.npz`` or ``.npy`` file holds, whatever its name; of an index all its parts.
+
+    Raises:
+        FldiagError: There is none, it is damaged, holds objects, or claims to hold far more than its size.
+    """
+    check_name(path)
+    parts = _parts(path)
+    if parts != [path]:
+        return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
+    if not path.is_file():
+        raise FldiagError(
+            f"{short_path(path)} is {'not a file' if path.exists() else 'not there'}",
+            "give the path of a .pt or .safetensors file",
+            usage=True,
+        )
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            start = file.read(16)
+        if start[8:9] == b"{" and start[:2] != b"PK":
+            content = _safetensors(path)
+        elif start.startswith(b"\x93NUMPY") or (
+            start[:4] == b"PK\x03\x04" and _is_arrays(path, size)
+        ):
+            content = _arrays(path)
+        else:
+            content = _pt(path)
+        _claim(path, sum(t.numel() * t.element_size() for t in _tensors(content)), size)
+    except FldiagError:
+        raise
+    except pickle.UnpicklingError:
+        raise FldiagError(
+            f"{path} holds pickled objects or is no file of weights, and was refused; nothing in it was executed",
+            "save the weights alone: torch.save(model.state_dict(), path)",
+        ) from None
+    except Exception as error:  # a damaged file can make a reader raise anything
+        raise FldiagError(
+            f"{path} cannot be read as weights: {first_line(error)}",
+            "save them with torch.save(model.state_dict(), path), or copy the file again",
+        ) from None
+    return content
+
+
+def describe_choice(key: str, alternatives: Iterable[str]) -> str:
+    """What is said of a choice between sets of weights."""
+    return f"of several sets of weights, {key} is read, not {', '.join(alternatives)} (choose with --key NAME or key=NAME)"
+
+
+def _parts(path: Path) -> list[Path]:
+    """The file itself; of an index (``model.safetensors.index.json``) the parts of the model that it names."""
+    if not path.name.endswith(".index.json"):
+        return [path]
+    try:
+        names = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
+        if any(Path(name).name != name or name.endswith(".index.json") for name in names):
+            raise ValueError("it names files of another folder")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FldiagError(f"{path} is no index of a model's parts ({error})") from None
+    return [path.parent / name for name in names]
+
+
+def _safetensors(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="pt") as file:
+        about = (file.metadata() or {}).get(ABOUT)
+        if about is None:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        content = json.loads(about)
+        for name in content.pop("names"):
+            group, slash, rest = name.partition("/")
+            (content.setdefault(group, {}) if slash else content)[rest or group] = file.get_tensor(
+                name
+            )
+    return dict(content)
+
+
+def _is_arrays(path: Path, size: int) -> bool:
+    """Whether an archive holds arrays of numpy alone; its checksums and the sizes that it names are verified."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        _claim(path, sum(member.file_size for member in members), size)
+        # torch.save can be told to write no checksums
+        if any(member.CRC for member in members) and (bad := archive.testzip()) is not None:
+            raise FldiagError(f"{path} is damaged: the checksum of {bad[-80:]} does not match")
+    names = {member.filename for member in members}
+    if "train_images.npy" in names:
+        raise FldiagError(
+            f"{path} holds examples and no weights",
+            f"give a checkpoint, and this file as its data: --data npz:{path}",
+            usage=True,
+        )
+    return bool(names) and all(name.endswith(".npy") for name in names)
+
+
+def _arrays(path: Path) -> State:
+    content = np.load(path, allow_pickle=False)
+    arrays = {"arr_0": content} if isinstance(content, np.ndarray) else dict(content)
+    return {
+        k: torch.from_numpy(np.ascontiguousarray(a)).reshape(a.shape) for k, a in arrays.items()
+    }
+
+
+class PlainObject:
+    """Stands for an object beside the weights of a ``.pt`` file, such as its options; keeps nothing of it."""
+
+    def __new__(cls, *values: Any) -> PlainObject:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+_MULTIARRAY = ("scalar", "_reconstruct")
+PLAIN_OBJECTS: list[Any] = [
+    (PlainObject, name)
+    for name in (
+        *("argparse.Namespace", "numpy.ndarray", "numpy.dtype"),
+        *(f"numpy.{core}.multiarray.{f}" for core in ("core", "_core") for f in _MULTIARRAY),
+    )
+]
+
+
+def _pt(path: Path) -> Any:
+    if TorchVersion(torch.__version__) < SAFE_TORCH and TRUST not in os.environ:
+        raise FldiagError(
+            f"{path} is in torch's format, and a prepared file of that kind can harm this machine with torch {torch.__version__}",
+            f"install torch {SAFE_TORCH}, take a .safetensors file, or say that it is your own: --trust-file, trust_file=True",
+            usage=True,
+        )
+    with torch.serialization.safe_globals(PLAIN_OBJECTS):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _tensors(content: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The dense tensors in a container."""
+    if depth > 100:
+        raise ValueError("it is nested too deeply")
+    if isinstance(content, Tensor):
+        if not content.is_meta and content.layout == torch.strided:
+            yield content
+    elif isinstance(content, Mapping | list | tuple):
+        for value in content.values() if isinstance(content, Mapping) else content:
+            yield from _tensors(value, depth + 1)
+
+
+def _claim(path: Path, claimed: int, size: int) -> None:
+    if claimed > TIMES * size + MORE:
+        raise FldiagError(
+            f"{path} claims to hold {claimed / 1e6:,.0f} MB and has {size / 1e6:,.1f} MB",
+            "save it again, every tensor with .clone()",
+        )
+
+
+def _weights(path: Path, content: Any, key: str | None) -> tuple[State, str, tuple[str, ...]]:
+    """The set of weights that ``key`` names, or the plain one; its name, and the names of the others."""
+    sets = dict(_sets(content, ""))
+    usual = [n for n in sets if all(part in CONTAINERS for part in n.split("."))] or list(sets)
+    names = [n for n in sets if n == key or n.startswith(f"{key}.")] if key is not None else usual
+    if key is not None and key in sets:
+        names = [key]
+    if len(names) != 1:
+        about = f"several sets of weights: {', '.join(sorted(sets))}" if names else "no state_dict"
+        raise FldiagError(
+            f"{path} holds {about if key is None else f'no set of weights {key!r}'}",
+            f"choose with --key NAME or key=NAME: {', '.join(sorted(sets))}"
+            if sets
+            else "save it with torch.save(model.state_dict(), path)",
+            usage=key is not None,
+        )
+    size = sum(t.numel() for t in sets[names[0]].values())
+    others = tuple(  # what holds far fewer numbers is no other model
+        sorted(
+            n for n in sets if n != names[0] and 2 * sum(t.numel() for t in sets[n].values()) > size
+        )
+    )
+    return sets[names[0]], names[0] if others or key is not None else "", others
+
+
+def _sets(content: Any, name: str) -> Iterator[tuple[str, State]]:
+    """The dicts of tensors in a container, by the entries that lead to them; not those of an optimiser."""
+    if not isinstance(content, Mapping) or "param_groups" in content or "optim" in name.lower():
+        return
+    if content and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
+        yield name, dict(content)
+    elif name.count(".") < 10:
+        for entry, value in content.items():
+            yield from _sets(value, f"{name}.{entry}" if name else str(entry))
+
+
+def _check(c: Checkpoint) -> None:
+    """Raises ValueError or TypeError where a manifest lacks what readers rely on."""
+    m, config = c.manifest, c.manifest["config"]
+    sections = [config[k] for k in ("data", "model", "partition", "clients", "method")]
+    numbers = [m["round"], m["seed"], m["classes"], *m["shape"], *m["clients"]]
+    rows = [len(t) for t in (c.clients, c.starts) if t is not None]
+    names = [config["method"]["name"]]
+    if (
+        not all(isinstance(section, dict) for section in sections)
+        or not all(type(i) is int and 0 <= i < 2**63 for i in numbers)
+        or not all(isinstance(name, str) for name in names)
+        or not c.state
+        or any(n != len(m["clients"]) for n in rows)
+        or (
+            c.path.parent.name == "rounds"
+            and c.path.stem.isdecimal()
+            and int(c.path.stem) != m["round"]
+        )
+    ):
+        raise ValueError("manifest")
+
+
+def _check_kinds(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Raises FldiagError for a tensor that holds no plain numbers of a usual type."""
+    for name, t in state.items():
+        if t.is_meta or t.layout != torch.strided or t.is_quantized or t.dtype not in DTYPES:
+            kind = "without values" if t.is_meta else f"{t.dtype}, {t.layout}".replace("torch.", "")
+            raise FldiagError(
+                f"{path}: the tensor {name} is {kind}, which fldiag does not support",
+                "save it dense and as float32",
+            )
