@@ -8,11 +8,19 @@ import numpy as np
 import pandas as pd
 
 from fldiag.compare import picture as difference
-from fldiag.diagnostics import drift, forgetting, landscape, matching, paths, sharpness, spectrum
+from fldiag.diagnostics import (
+    drift,
+    fairness,
+    forgetting,
+    landscape,
+    matching,
+    paths,
+    sharpness,
+    spectrum,
+)
 from fldiag.diagnostics import personalise as personal
 from fldiag.diagnostics.account import picture as account
 from fldiag.diagnostics.doctor import picture as doctor
-from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.diagnostics.flatness import picture as flatness
 from fldiag.diagnostics.geometry import picture as geometry
 from fldiag.diagnostics.lora import picture as lora

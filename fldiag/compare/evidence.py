@@ -10,7 +10,7 @@ import numpy as np
 from fldiag.choices import BINS
 from fldiag.compare.reading import Reader, no_classes, no_numbers
 from fldiag.compare.sides import Member, Sides, seed
-from fldiag.diagnostics.fairness import measure
+from fldiag.diagnostics import fairness
 from fldiag.errors import FldiagError, counted
 from fldiag.results import select, uncertainty
 from fldiag.results.numbers import Number
@@ -180,10 +180,10 @@ def _over_examples_of_clients(
         raise FldiagError(
             "the test examples of the two are not the same", "compare runs on the same data set"
         )
-    resamples = measure.resampled([model for _, model in served], groups, BINS)
+    resamples = fairness.resampled([model for _, model in served], groups, BINS)
     ones = np.ones((1, groups.n))
     values = [
-        float(measure.spreads(model, groups, BINS, ones)[number.name][0]) for _, model in served
+        float(fairness.spreads(model, groups, BINS, ones)[number.name][0]) for _, model in served
     ]
     both = [d[number.name] for d in resamples]
 

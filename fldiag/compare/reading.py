@@ -19,8 +19,8 @@ from fldiag.diagnosis.measure import Bar, measure_all
 from fldiag.diagnosis.options import HistoryOptions, ProblemOptions
 from fldiag.diagnosis.question import parse_question
 from fldiag.diagnosis.subjects import open_subject, open_subjects
-from fldiag.diagnostics.fairness import measure
-from fldiag.diagnostics.fairness.measure import Answers, Groups
+from fldiag.diagnostics import fairness
+from fldiag.diagnostics.fairness import Answers, Groups
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results import select
@@ -180,9 +180,9 @@ class Reader:
                     f"{history.name} has no test examples", "give them: --data with a test split"
                 )
             final_round = history.last(clients=False)
-            model = measure.answers(history, (final_round.aggregated, final_round.buffers), "test")
+            model = fairness.answers(history, (final_round.aggregated, final_round.buffers), "test")
             if model is None:
                 raise no_numbers()
-            return measure.groups(history, "test", FEWEST), model
+            return fairness.groups_of(history, "test", FEWEST), model
 
         return self._once(("served", id(member)), find)
