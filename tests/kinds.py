@@ -10,6 +10,8 @@ import pandas as pd
 from fldiag.compare import picture as difference
 from fldiag.diagnostics import (
     account,
+    drift,
+    fairness,
     flatness,
     forgetting,
     geometry,
@@ -21,8 +23,6 @@ from fldiag.diagnostics import (
     spectrum,
 )
 from fldiag.diagnostics import personalise as personal
-from fldiag.diagnostics.drift import picture as drift
-from fldiag.diagnostics.fairness import picture as fairness
 from fldiag.plotting import layers, partition
 from fldiag.results.table import table
 
@@ -219,7 +219,7 @@ def drifted():
         )
         for name in ("conv1", "conv2", "fc", "classifier")
     ]
-    return drift.draw(table(rows))
+    return drift.draw(table(rows, rho=None, proximal=None))
 
 
 def eigenvalues(per_layer=False):

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from fldiag.results.binned import gini
-from fldiag.results.means import sample_mean
+from fldiag.results.means import gini, sample_mean
 from fldiag.results.select import number, only, spread
 from fldiag.results.table import Row, columns
 

@@ -1,4 +1,4 @@
-"""How uncertain a mean is, and a share of examples: standard errors and Wilson's interval."""
+"""How uncertain a mean is, and a share of examples: standard errors and Wilson's interval; how evenly numbers are spread."""
 
 from __future__ import annotations
 
@@ -44,3 +44,26 @@ def wilson(right: float, n: float, confidence: float = 0.95) -> tuple[float, flo
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return (0.0 if right == 0 else middle - reach), (1.0 if right == n else middle + reach)
+
+
+def gini(values: np.ndarray) -> np.ndarray:
+    """Gini coefficient over the last axis: mean absolute difference of two values over twice their mean; 0 where all are 0.
+
+    >>> float(gini(np.array([0.0, 0.0, 0.0, 1.0]))), float(gini(np.array([2.0, 2.0])))
+    (0.75, 0.0)
+    """
+    x = np.sort(np.asarray(values, dtype=float), axis=-1)
+    k = x.shape[-1]
+    total = x.sum(-1)
+    difference = ((2 * np.arange(1, k + 1) - k - 1) * x).sum(-1)
+    return np.divide(difference, k * total, out=np.zeros_like(total), where=total > 0)
+
+
+def worst_decile(values: np.ndarray) -> np.ndarray:
+    """The mean of the lowest tenth (rounded up) over the last axis.
+
+    >>> float(worst_decile(np.arange(20.0)))
+    0.5
+    """
+    x = np.sort(np.asarray(values, dtype=float), axis=-1)
+    return x[..., : -(-x.shape[-1] // 10)].mean(-1)

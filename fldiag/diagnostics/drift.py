@@ -1,0 +1,465 @@
+"""How clients drift apart, and in which sense: weights, gradients, proximal loss and representations, round by round.
+
+Distances, proximal loss and cosine of g_u and g_p as in Lee et al., "FedSOL" (CVPR 2024), figures 3, 5b and 6; the squared
+distance to the new global model is what the FL-Simulator code of Sun et al. calls divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from fldiag.choices import Proximal
+from fldiag.execution import workspace
+from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
+from fldiag.params import Layout, cosine
+from fldiag.plotting import style
+from fldiag.plotting.curves import legend_of_runs, lines
+from fldiag.plotting.tables import compares_runs, select
+from fldiag.registry import diagnostic
+from fldiag.results.numbers import Number
+from fldiag.results.select import only
+from fldiag.results.summary import Item, Say, missing_notes, of_rounds
+from fldiag.results.table import Row, table
+from fldiag.runs import proximal
+from fldiag.runs.history import History
+from fldiag.runs.pool import BATCH, Weights
+from fldiag.runs.proximal import Losses
+from fldiag.runs.round_weights import Stored
+
+#: What training records of every local step when asked to (``Run.steps``), and is also measured here.
+STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
+#: Measured client by client on examples; their means over the clients are taken at the end.
+AVERAGED = (*STEP_METRICS, "cka", "gradient_cosine")
+
+DISTANCE = Number(
+    "drift",
+    "distance of client weights from the received, mean over clients",
+    "lower",
+    {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
+    needs=("model", "partition"),
+    column="Drift: distance of client weights from the received",
+    short="drift",
+    options={"rounds": "last", "rho": (), "gradients": False, "representation": False},
+)
+
+#: Panel of the picture -> metric -> name of its line.
+PANELS = {
+    "distance of weights": {
+        "global_local_divergence": "global–local",
+        "local_local_divergence": "local–local",
+    },
+    "cosine": {
+        "update_cosine": "update, update",
+        "server_cosine": "update, server",
+        "gradient_cosine": "gradient, global gradient",
+    },
+    "proximal loss": {"proximal_loss": "trained weights"},
+    "cosine of $g_u$ and $g_p$": {"cos_gu_gp": ""},
+    "CKA with the received model": {"cka": ""},
+}
+
+
+def round_rows(
+    history: History,
+    stored: Stored,
+    rho: tuple[float, ...],
+    loss: dict[str, Any],
+    gradients: bool,
+    representation: bool,
+) -> list[Row]:
+    """The numbers of one round; none where no client's weights are finite."""
+    stored = history.finite(stored)
+    if not stored.ids:
+        return []
+    rows = weight_rows(stored, history.layout, history.weights(stored.ids))
+    if history.alone:
+        return rows
+    rows += gradient_rows(history, stored) if gradients else []
+    for j, k in enumerate(stored.ids):
+        workspace().show(j, len(stored.ids), f"client {k}")
+        if of_client(history, k)["n_examples"]:
+            rows += proximal_rows(history, stored, j, rho, loss)
+    return rows + (cka_rows(history, stored) if representation else [])
+
+
+# Weights
+
+
+def products(rows: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Tensor]]:
+    """Inner products and squared distances [K, K] of rows [K, P], in float64: of the whole (None), every layer, ``part:body``
+    and ``part:head``. Distances are those of differences: inner products cancel for close rows."""
+    sums: dict[str | None, tuple[Tensor, Tensor]] = {}
+    slices = layout.slices()
+    for layer, names in layout.layers.items():
+        for name in names:
+            part = rows[:, slices[name]].double().cpu()
+            apart = torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist").square()
+            owners = [None, layer or name]
+            if layout.has_head:
+                is_head = slices[name].start >= layout.size - layout.head_size
+                owners.append("part:head" if is_head else "part:body")
+            for owner in owners:
+                inner, distances = sums.get(owner, (0.0, 0.0))
+                sums[owner] = inner + part @ part.T, distances + apart
+    return sums
+
+
+def weight_rows(stored: Stored, layout: Layout, p: np.ndarray) -> list[Row]:
+    """Distances and cosines of the clients' weights and updates; ``p``: the clients' shares [K] of the average."""
+    assert stored.clients is not None and stored.received is not None
+    server = stored.aggregated - stored.received
+    # the server's update is the last row
+    sums = products(torch.cat([stored.moved, server[None]]), layout)
+    ids, rows = stored.ids, []
+    for layer, (inner, distances) in sums.items():
+        lengths, apart = inner.diagonal()[:-1].sqrt(), distances[:-1, :-1]
+        rows += rows_of("global_local_divergence", ids, lengths, layer)
+        rows += rows_of("local_local_divergence", ids, apart.sqrt(), layer)
+        rows.append(consensus(lengths.numpy(), apart.numpy(), p, layer))
+    inner, _ = sums[None]
+    lengths = inner.diagonal().sqrt()
+    cosines = (inner / torch.outer(lengths, lengths)).clamp(-1, 1)
+    squared = (stored.clients - stored.aggregated).double().square().sum(1)
+    rows += rows_of("update_norm", ids, lengths[:-1])[:-1]
+    rows += rows_of("squared_divergence", ids, squared)
+    rows += rows_of("update_cosine", ids, cosines[:-1, :-1])
+    rows += rows_of("server_cosine", ids, cosines[:-1, -1])
+    row: Row = {"metric": "update_norm", "moment": "aggregated", "scope": "global"}
+    return [*rows, {**row, "value": float(lengths[-1])}]
+
+
+def rows_of(
+    metric: str, ids: tuple[int, ...], values: Tensor, layer: str | None = None
+) -> list[Row]:
+    """A row for every client [K] or (of the whole network alone) pair [K, K], and their mean."""
+    base: Row = {"metric": metric, "moment": "trained", "layer": layer}
+    places: list[Row] = [{"scope": "client", "client": k} for k in ids]
+    if values.ndim == 2:
+        i, j = torch.triu_indices(len(ids), len(ids), 1).tolist()
+        values = values[i, j]
+        pairs = zip(i, j, strict=True) if layer is None else ()
+        places = [{"scope": "pair", "client": ids[a], "client_b": ids[b]} for a, b in pairs]
+    rows = [{**base, **p, "value": v} for p, v in zip(places, values.tolist(), strict=False)]
+    mean = {"scope": "global", "n_clients": len(ids), "value": float(values.nanmean())}
+    return [*rows, {**base, **mean}]
+
+
+def consensus(lengths: np.ndarray, apart: np.ndarray, p: np.ndarray, layer: str | None) -> Row:
+    """The length of the mean update over the mean length, from lengths [K] and squared distances [K, K]."""
+    total = float(p @ lengths)
+    length = max(float(p @ lengths**2) - float(p @ apart @ p) / 2, 0.0) ** 0.5
+    value = {"value": min(length / total, 1.0)} if total else {"note": "no client moved"}
+    row: Row = {"metric": "update_consensus", "moment": "trained", "scope": "global"}
+    row |= {"layer": layer, "n_clients": int((p > 0).sum()), "value": None}
+    return {**row, **value}
+
+
+# Gradients, proximal loss, representations
+
+
+def of_client(history: History, k: int) -> Row:
+    """Columns of what is measured on a client's training examples."""
+    examples = history.pool.train_slice(k)
+    place: Row = {"scope": "client", "client": k, "slice": f"client:{k}/train"}
+    return {**place, "n_examples": examples.stop - examples.start}
+
+
+def losses_of(
+    history: History, k: int, start: Weights, buffers: dict[str, Tensor], **loss: Any
+) -> Losses:
+    """The losses of client k on all of its training examples."""
+    (batch,) = proximal.batches(history.pool.train_slice(k), None)
+    return Losses(history.network, history.pool, buffers, start, batch, **loss)
+
+
+def gradient_rows(history: History, stored: Stored) -> list[Row]:
+    """Cosines of the stored clients' gradients with that of all data, at the received weights."""
+    w, buffers = stored.start
+    places = [of_client(history, k) for k in range(len(history.parts))]
+    n = history.pool.clients.stop - history.pool.clients.start
+    total, gradients = torch.zeros_like(w, dtype=torch.float64), {}
+    for k, place in enumerate(places):
+        if place["n_examples"]:
+            losses = losses_of(history, k, stored.start, buffers, kind="l2")
+            g = proximal.gradient(losses.local(), w)[1].double()
+            total.add_(g, alpha=place["n_examples"] / n)
+            if k in stored.ids:
+                gradients[k] = g
+    base: Row = {"moment": "received", "slice": "train", "n_examples": n}
+    whole: Row = {**base, "metric": "gradient_norm", "scope": "global"}
+    rows = [{**whole, "value": float(torch.linalg.vector_norm(total))}]
+    for k, g in gradients.items():
+        length = torch.linalg.vector_norm(g)
+        for metric, value in (("gradient_cosine", cosine(g, total)), ("gradient_norm", length)):
+            rows.append({**base, **places[k], "metric": metric, "value": float(value)})
+    return rows
+
+
+def proximal_rows(
+    history: History, stored: Stored, j: int, rho: tuple[float, ...], loss: dict[str, Any]
+) -> list[Row]:
+    """Proximal loss, cosines of g_u and g_p, and Lambda, at the trained weights of client j of the round."""
+    (w, buffers), start, layout = stored.client(j), stored.start_of(j), history.layout
+    base = {**of_client(history, stored.ids[j]), "moment": "trained"}
+    name = {**base, "proximal": proximal_name(loss["kind"], loss["tau"])}
+    losses = losses_of(history, stored.ids[j], start, buffers, **loss)
+    value, g_p = proximal.gradient(losses.proximal(), w)
+    rows = [{**name, "metric": "proximal_loss", "value": value}]
+    spans: dict[str | None, slice] = {None: slice(None)}
+    if layout.has_head:
+        spans["part:head"] = slice(*layout.span("head"))
+    for radius in rho:
+        e = proximal.perturbation(g_p, w - start[0], radius, layout)
+        g_u = None if e is None else proximal.gradient(losses.local(), w + e)[1]
+        for layer, span in spans.items():
+            value = np.nan
+            if g_u is not None:
+                value = float(cosine(g_u[span], g_p[span], noise_floor(g_p.dtype)))
+            row = {**name, "metric": "cos_gu_gp", "rho": radius, "layer": layer}
+            rows.append({**row, "value": value})
+    for layer, (mean, n) in mean_strengths(strengths(w - start[0], layout), layout).items():
+        row = {**base, "metric": "lambda_mean", "layer": layer, "value": float(mean)}
+        rows.append({**row, "scaled": float(mean) * n**0.5})
+    return rows
+
+
+def cka_rows(history: History, stored: Stored) -> list[Row]:
+    """The similarity of representations of every client with what the clients received."""
+    received = features(history, stored.start)
+    base: Row = {"metric": "cka", "moment": "trained", "scope": "client"}
+    base |= {"slice": history.pool.split, "n_examples": history.pool.test.stop}
+    return [
+        {**base, "client": k, "value": cka(features(history, stored.client(j)), received)}
+        for j, k in enumerate(stored.ids)
+    ]
+
+
+def cka(a: Tensor, b: Tensor) -> float | None:
+    """Linear centred kernel alignment of two representations [n, d] and [n, e] of the same examples, in [0, 1]; None where one
+    is the same for all examples (Kornblith et al., ICML 2019, equation 3).
+
+    >>> a = torch.eye(3)[:, :2]
+    >>> round(cka(a, 2 * a.flip(1) + 1), 6)  # unchanged by rotation, shift and scale
+    1.0
+    """
+    a, b = (v.double() - v.double().mean(0) for v in (a, b))
+    if len(a) <= max(a.shape[1], b.shape[1]):  # the smaller of the two equal forms
+        k, l = a @ a.T, b @ b.T
+        cross, sizes = (k * l).sum(), [torch.linalg.matrix_norm(v) for v in (k, l)]
+    else:
+        cross = (a.T @ b).square().sum()
+        sizes = [torch.linalg.matrix_norm(v.T @ v) for v in (a, b)]
+    size = float(sizes[0] * sizes[1])
+    return float(cross) / size if size else None
+
+
+def features(history: History, weights: Weights) -> Tensor:
+    """What the head sees (without a head: the outputs) of the test examples, [n, d]."""
+    (w, buffers), network, pool = weights, history.network, history.pool
+    bound = network.bind(w[None], {n: b[None].clone() for n, b in buffers.items()})
+    outputs = []
+    with torch.no_grad():
+        for piece in pool.batches(pool.test, BATCH):
+            x = pool.read(piece.start, piece.stop)[0][None]
+            outputs.append((bound.features(x) if network.has_split else bound(x))[0].flatten(1))
+    return torch.cat(outputs)
+
+
+# Steps and means
+
+
+def recorded_rows(history: History) -> list[Row]:
+    """Means over the local steps that training recorded, of every client, in the rounds that were read."""
+    keys = ["metric", "layer", "proximal", "client"]
+    rows: list[Row] = []
+    for r in history.read:
+        steps = history.steps(r)
+        if steps is None:
+            continue
+        steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
+        steps = steps.reindex(columns=[*keys, "value", "scaled"])
+        groups = steps.astype({"value": float, "scaled": float}).groupby(keys, dropna=False)
+        means = groups.agg(
+            value=("value", "mean"), scaled=("scaled", "mean"), n_steps=("value", "count")
+        ).reset_index()
+        means["slice"] = [f"client:{int(k)}/train" for k in means["client"]]
+        means = means.assign(round=r, moment="trained", scope="client", estimator="steps")
+        rows += means.to_dict("records")
+    return rows
+
+
+def mean_rows(history: History, rows: list[Row]) -> list[Row]:
+    """The mean over the clients of what is measured on examples, of every round."""
+    keys = ["round", "metric", "moment", "layer", "rho", "proximal", "estimator"]
+    each = [row for row in rows if row["scope"] == "client" and row["metric"] in AVERAGED]
+    frame = pd.DataFrame(each, columns=[*keys, "value", "scaled", "n_steps"])
+    groups = frame.astype({"value": float}).groupby(keys, dropna=False, sort=False)
+    means = groups.agg(
+        value=("value", "mean"),
+        stderr=("value", "sem"),
+        n_clients=("value", "count"),
+        scaled=("scaled", "mean"),
+        n_steps=("n_steps", "sum"),
+    )
+    averages: list[Row] = []
+    for row in means.reset_index().to_dict("records"):
+        row |= {"scope": "global", "slice": "train"}
+        if row["estimator"] == "exact":
+            pool = history.pool
+            del row["n_steps"]
+            row["n_examples"] = pool.clients.stop - pool.clients.start
+            if row["metric"] == "cka":
+                row |= {"slice": pool.split, "n_examples": pool.test.stop}
+        averages.append(row)
+    return averages
+
+
+# Picture and summary
+
+
+@compares_runs
+def draw(table: pd.DataFrame) -> Figure:
+    """Means over the clients of every round, with standard errors; of several runs the first line of every panel, a line a run.
+    Raises FldiagError for another table."""
+    select(table, "global_local_divergence", "picture of drift")
+    rows = only(table, scope="global", moment=("trained", "received"), layer=None)
+    rows = rows.dropna(subset=["value"])
+    looks = style.looks(table["run"]) if table["run"].nunique() > 1 else None
+    panels: dict[str, dict[str, pd.DataFrame]] = {}
+    for label, metrics in PANELS.items():
+        parts = {
+            line_name(text, *key): part
+            for metric, text in metrics.items()
+            for key, part in only(rows, metric=metric).groupby(
+                ["estimator", "rho", "proximal"], dropna=False, sort=False
+            )
+        }
+        if looks and parts:
+            name, part = next(iter(parts.items()))
+            label, parts = f"{label}\n{name}".strip(), dict(list(part.groupby("run", sort=False)))
+        if parts:
+            panels[label] = parts
+    with style.paper():
+        fig, axes = style.panels(len(panels), 2.1 if looks else 2.6)
+        for ax, (label, parts) in zip(axes, panels.items(), strict=True):
+            lines(ax, parts, "", looks)
+            ax.set_title(label)
+        fig.suptitle("means over clients; bands: ± standard error", fontsize=7)
+        if looks:
+            legend_of_runs(fig, looks)
+    return fig
+
+
+def line_name(text: str, estimator: str, rho: float, proximal: Any) -> str:
+    """What a line of a panel is called."""
+    if estimator == "steps":
+        return "local steps" + f", {proximal}" * (not pd.isna(proximal))
+    return text if pd.isna(rho) else f"ρ = {rho:g}"
+
+
+def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+    """The means over the clients of some rounds."""
+    angles = {f"cos g_u g_p, ρ = {r:g}": {"metric": "cos_gu_gp", "rho": r} for r in options["rho"]}
+    columns: dict[str, dict[str, Any]] = {
+        "global–local": {"metric": "global_local_divergence"},
+        "local–local": {"metric": "local_local_divergence"},
+        "cos updates": {"metric": "update_cosine"},
+        "consensus": {"metric": "update_consensus"},
+        "cos gradients": {"metric": "gradient_cosine"},
+        **angles,
+        "cos g_u g_p": {"metric": "cos_gu_gp", "rho": None},
+        "in the head": {"metric": "cos_gu_gp", "rho": None, "layer": "part:head"},
+        "proximal loss": {"metric": "proximal_loss"},
+        "CKA": {"metric": "cka"},
+    }
+    yield of_rounds(only(table, estimator="exact"), columns)
+    steps = only(table, estimator="steps")
+    if len(steps):
+        yield Say("means over the local steps that training recorded:")
+        yield of_rounds(steps, columns)
+    yield from missing_notes(table)
+
+
+# The diagnostic
+
+
+@diagnostic(
+    "drift",
+    on="clients",
+    draw=draw,
+    summary=summary,
+    numbers=(DISTANCE,),
+    example="checkpoints/digits-fedavg-s0-1a2b3c4d --rho 0 --rho 2",
+)
+def drift(
+    history: History,
+    *,
+    rho: Annotated[
+        tuple[Annotated[float, Field(ge=0)], ...],
+        Field(description="Radius ρ of the perturbation in the FedSOL gradient g_u."),
+    ] = (0.0, 0.5, 1.0, 2.0),
+    loss: Annotated[Proximal, Field(description="Proximal loss: kl or l2.")] = "kl",
+    tau: Annotated[float, Field(gt=0, description="Temperature of the KL loss.")] = 3.0,
+    gradients: Annotated[
+        bool, Field(description="Also compute cosines with the global gradient.")
+    ] = True,
+    representation: Annotated[
+        bool,
+        Field(
+            description="Also compute the CKA (similarity of representations) of trained "
+            "and received models."
+        ),
+    ] = True,
+) -> pd.DataFrame:
+    """Measure how clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.
+
+    Rows of every stored round with client weights; scope client (each), pair (two clients) and global (the mean, over
+    ``n_clients`` clients or their pairs). d_k is a client's update: trained minus received weights.
+
+    - ``global_local_divergence`` ||d_k||, ``local_local_divergence`` ||w_k - w_j||, whole and by ``layer`` (also
+      ``part:body``, ``part:head``); ``squared_divergence`` ||w_k - w_new||^2 to the aggregated model; ``update_norm`` of
+      every client and (moment aggregated) of the server; ``update_cosine`` between two updates, ``server_cosine`` between
+      a client's and the server's.
+    - ``update_consensus``, whole and by ``layer``: ||sum p_k d_k|| / sum p_k ||d_k||, p_k the aggregation weights: 1 where all
+      point the same way.
+    - with ``gradients``: ``gradient_cosine`` between the gradient of a client's own training loss and that of all clients'
+      data, at the received weights; ``gradient_norm`` of both.
+    - at the trained weights, on all of the client's training data: ``proximal_loss`` L_p (``loss``: kl with temperature
+      ``tau``, or l2); ``cos_gu_gp`` for every radius ``rho``, with g_u the gradient of the local loss at w + e, e as in
+      FedSOL (Algorithm 1; layer part:head: over the head's entries only); ``lambda_mean`` by layer, and in column ``scaled``
+      times the root of the layer's size (1 when all entries moved alike).
+    - The same names with estimator ``steps`` are means over the ``n_steps`` local steps that training recorded with
+      ``metrics.steps = true`` (see ``Run.steps``), at the weights and minibatches of those steps and the method's own
+      perturbation. Column ``proximal`` names the proximal loss.
+    - with ``representation``: ``cka`` between what the heads of the trained and the received model see of the test data.
+
+    A cosine with a vector that is zero (or g_p below its rounding noise) has no value and is ``masked``.
+    Of a recorded run without data only the distances and cosines of weights and updates are measured.
+    Cost a round: one gradient of all training data, and 1 + len(rho) of every stored client's own.
+
+    Raises FldiagError when no round has client weights.
+    """
+    kind = loss if not history.alone and not history.dataset.regression else "l2"
+    rows = history.map_rounds(
+        round_rows,
+        rho=rho,
+        loss={"kind": kind, "tau": tau},
+        gradients=gradients,
+        representation=representation,
+    )
+    if history.alone:
+        missing = "gradients, proximal losses and representations are left out"
+        history.note(None, f"there are no examples: {missing}")
+    rows = [{"estimator": "exact", **row} for row in rows] + recorded_rows(history)
+    rows += mean_rows(history, rows)
+    rows = [{**row, "masked": bool(pd.isna(row["value"]))} for row in rows]
+    rows += history.final_rows()
+    return table([*rows, *history.notes], **history.common, rho=None, proximal=None)
