@@ -88,7 +88,7 @@ def test_what_voted_is_said():
 @pytest.mark.slow
 def test_options_change_the_answer_and_its_name(trained, tmp_path):
     seen = {}
-    for options in ([], ["--lr", "initial", "--seed", 3]):
+    for options in ([], ["--seed", 3]):
         answer = json.loads(
             run(
                 "personalise", trained, "--epochs", 1, *options, "--out", tmp_path / "o", "--json"
@@ -103,7 +103,6 @@ def test_options_change_the_answer_and_its_name(trained, tmp_path):
 def test_wrong_questions(trained):
     assert "0,1,5" in complaint("personalise", trained, "--epochs", "1,x", code=2)
     assert "0,1,5" in complaint("personalise", trained, "--epochs", "-1", code=2)
-    assert "initial" in complaint("personalise", trained, "--lr", "last", code=2)
     assert "is not there" in complaint("personalise", "nowhere", code=2)
     assert "up to 9999" in complaint("personalise", trained, "--epochs", "100000000000", code=2)
 
