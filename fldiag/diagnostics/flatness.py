@@ -36,7 +36,7 @@ from fldiag.runs.history import History
 
 #: Metric -> how tables and panels call it.
 MEASURES = {
-    "sharpness": "sharpness (one ascent step)",
+    "sharpness": "sharpness",
     "adaptive_sharpness": "adaptive sharpness",
     "eigenvalue": "largest eigenvalue λ₁",
     "trace": "trace",

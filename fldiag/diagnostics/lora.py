@@ -122,7 +122,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         name = f"mean of {len(layers)} layers"
         means, layers = pd.concat([means, mean.assign(layer=name)]), [*top, name]
     looks = style.looks(layers)
-    labels = ("aggregation error", "misalignment (share of most)", "effective rank")
+    labels = ("aggregation error", "misalignment / its maximum", "effective rank")
     with style.paper():
         fig, axes = style.panels(len(METRICS), 2.15)
         for ax, metric, label in zip(axes, METRICS, labels, strict=True):

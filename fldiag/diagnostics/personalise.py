@@ -5,26 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from pydantic import BeforeValidator, Field
 
 from fldiag.choices import Data, Device, Download, Model, Root
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.tables import compares_runs, floats, names, need, select
+from fldiag.plotting.tables import compares_runs, floats, names, select
 from fldiag.registry import diagnostic
-from fldiag.results.select import number, only
+from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
 
 SUMMARY = {
+    "run": "run",
     "epochs": "fine-tuning epochs",
     "clients": "clients",
     "mean": "personal accuracy",
@@ -36,141 +35,55 @@ SUMMARY = {
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """One row for each run and number of epochs, none where the table holds no personal accuracy; and what voted."""
-    several = frame["run"].nunique() > 1
-    rows = []
-    for (run, e), part in only(frame, metric=(PERSONAL, f"{PERSONAL}_std")).groupby(
-        ["run", "index"], sort=False
-    ):
-        each = only(part, scope="client")["value"].dropna()
-        if len(each):
-            rows.append(
-                {
-                    **({"run": run} if several else {}),
-                    "epochs": int(e),
-                    "clients": len(each),
-                    "mean": number(part, PERSONAL, scope="global"),
-                    "std": number(part, f"{PERSONAL}_std", scope="global"),
-                    "lowest": float(each.min()),
-                    "highest": float(each.max()),
-                }
-            )
-    yield Small(rows, {**({"run": "run"} if several else {}), **SUMMARY})
+    clients = only(frame, metric=PERSONAL, scope="client").dropna(subset=["value"])
+    rows: list[dict[str, Any]] = []
+    for (run, e), part in clients.groupby(["run", "index"], sort=False):
+        values = floats(part["value"])
+        row = {"run": run, "epochs": int(e), "clients": len(values), "mean": values.mean()}
+        rows.append({**row, "std": values.std(), "lowest": values.min(), "highest": values.max()})
+    is_single = frame["run"].nunique() < 2
+    yield Small(rows, {key: text for key, text in SUMMARY.items() if key != "run" or not is_single})
     for text in frame["voters"].dropna().unique() if "voters" in frame else ():
         yield Say(f"voted: {text}")
 
 
-PICTURE = "picture of personal accuracy"
-MEAN, MEDIAN = 0.9, 1.8  # widths of the two lines in a box
-DASH: Any = (0, (2, 1))
-
-
 @compares_runs
-def draw(table: pd.DataFrame) -> Figure:
-    """A dot a client over the number of fine-tuning epochs, boxes of their quartiles, a thick line at their median, a dashed
-    one at their mean.
+def draw(frame: pd.DataFrame) -> Figure:
+    """A faint dot a client over the number of fine-tuning epochs, and beside them their mean with their standard deviation;
+    several runs stand side by side.
 
-    ``table``: rows ``metric="personal_accuracy"`` with ``run, scope, client, index`` (epochs) and ``value`` (share in
-    [0, 1]); only those of scope client are drawn. Several runs stand side by side. Raises FldiagError for an unfit
-    table.
+    Raises FldiagError for a table without a client's personal accuracy.
     """
-    need(table, ("metric", "run", "scope", "client", "index", "value"), PICTURE)
-    rows = select(table, PERSONAL, PICTURE)
-    rows = rows[(rows["scope"] == "client").fillna(False).astype(bool)]
-    flat = pd.DataFrame(
-        {
-            "run": names(rows["run"]),
-            "client": floats(rows["client"]),
-            "epochs": floats(rows["index"]),
-            "value": floats(rows["value"]),
-        }
-    ).dropna(subset=["value"])
-    if flat.empty:
+    rows = select(frame, PERSONAL, "picture of personal accuracy")
+    rows = only(rows, scope="client").dropna(subset=["value"])
+    rows = rows.assign(run=names(rows["run"]), value=floats(rows["value"]))
+    if rows.empty:
         raise FldiagError(
             "no client has a personal accuracy",
             "clients need test examples of their classes",
             usage=True,
         )
-    runs, epochs = list(dict.fromkeys(flat["run"])), sorted(flat["epochs"].unique())
-    looks = style.looks(runs)
-    width = style.wide(style.ONE_COLUMN if len(runs) * len(epochs) <= 8 else style.TWO_COLUMNS)
-    ticks = [f"{e:g}" for e in epochs]
-    if len(runs) == 1:
-        spread = [flat.loc[flat["epochs"] == e, "value"] * 100 for e in epochs]
-        ticks = [
-            f"{tick}\n{v.mean():.1f} ± {v.std(ddof=0):.1f} %"
-            for tick, v in zip(ticks, spread, strict=True)
-        ]
-    handles = [Line2D([], [], **looks[run].point) for run in runs if len(runs) > 1]
-    texts = [*(runs if len(runs) > 1 else []), "mean", "median"]
-    for size, dash in ((MEAN, DASH), (MEDIAN, (0, ()))):
-        handles.append(Line2D([], [], color="#555555", linewidth=size, linestyle=dash))
+    looks, epochs = style.looks(rows["run"]), sorted(rows["index"].unique())
     with style.paper():
-        fig = style.figure(width, 2.3, layout="constrained")
+        fig = style.figure(style.wide(style.ONE_COLUMN), 2.3, layout="constrained")
         ax = fig.subplots()
-        room = 0.8 / len(runs)
-        for place, run in enumerate(runs):
-            for at, e in enumerate(epochs):
-                values = (
-                    flat[(flat["run"] == run) & (flat["epochs"] == e)]
-                    .sort_values("client")["value"]
-                    .to_numpy()
-                )
-                _strip(
-                    ax, at + (place - (len(runs) - 1) / 2) * room, values, 0.75 * room, looks[run]
-                )
-        ax.set(
-            xlabel="epochs of fine-tuning",
-            ylabel="personal accuracy",
-            xlim=(-0.6, len(epochs) - 0.4),
-        )
-        ax.set_xticks(range(len(epochs)), ticks)
-        low = min(float(flat["value"].min()), 0.95)
-        ax.set_ylim(max(-0.02, low - 0.05), 1.02)
+        room = 0.8 / len(looks)
+        for place, (run, look) in enumerate(looks.items()):
+            part = only(rows, run=run)
+            x = part["index"].map(epochs.index) + room * (place - (len(looks) - 1) / 2)
+            ax.plot(x, part["value"], ".", color=look.color, alpha=0.4, markersize=4)
+            groups = part.groupby(x)["value"]
+            at = floats(groups.mean().index.to_series()) + room / 4
+            ax.errorbar(at, groups.mean(), groups.std(ddof=0), label=run, **look.point)
+        ax.set(xlabel="epochs of fine-tuning", ylabel="personal accuracy")
+        ax.set(xlim=(-0.6, len(epochs) - 0.4), ylim=(None, 1.02))
+        ax.set_xticks(range(len(epochs)), [f"{e:g}" for e in epochs])
         style.percents(ax.yaxis)
         ax.grid(True, axis="y")
-        style.legend(fig, handles, texts, handletextpad=0.4)
+        ax.set_title("dots: clients; bars: mean ± standard deviation")
+        if len(looks) > 1:
+            style.legend(fig, *ax.get_legend_handles_labels())
     return fig
-
-
-def _strip(ax, x: float, values: np.ndarray, room: float, look: style.Look) -> None:
-    if not len(values):
-        return
-    # Spread evenly by client number: no chance, and the same client keeps its place from box to box.
-    across = (
-        x + (np.linspace(-0.5, 0.5, len(values)) if len(values) > 1 else np.zeros(1)) * room * 0.8
-    )
-    ax.plot(
-        across,
-        values,
-        linestyle="none",
-        marker=look.marker,
-        markersize=2.2,
-        color=look.color,
-        alpha=0.55,
-        markeredgewidth=0,
-        zorder=2,
-    )
-    ax.boxplot(
-        [values],
-        positions=[x],
-        widths=room,
-        showfliers=False,
-        manage_ticks=False,
-        zorder=3,
-        **{
-            f"{part}props": {"color": look.color, "linewidth": MEDIAN if part == "median" else 0.8}
-            for part in ("box", "whisker", "cap", "median")
-        },
-    )
-    mean = float(values.mean())
-    ax.plot(
-        [x - room / 2, x + room / 2],
-        [mean, mean],
-        color=look.color,
-        linewidth=MEAN,
-        linestyle=DASH,
-        zorder=4,
-    )
 
 
 def _listed(value: Any) -> Any:
@@ -200,10 +113,6 @@ def personalise(
             description="Epochs of fine-tuning, such as 0,1,5 (the default, unless the "
             "run's method has a fine-tuning plan)."
         ),
-    ] = None,
-    lr: Annotated[
-        Literal["decayed", "initial"] | None,
-        Field(description="Learning rate: decayed (that after the last round) or initial."),
     ] = None,
     model: Model = None,
     data: Data = None,
@@ -236,7 +145,7 @@ def personalise(
         setup = setup_of(run, device=device, root=root, download=download, names=(model, data))
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
-        plan = replace(plan, epochs=lengths, lr=lr or plan.lr)
+        plan = replace(plan, epochs=lengths)
         check_plan(setup, plan)
         w, buffers = load_weights(run, setup)
         states = run.states if plan.method and plan.method.client_init(w) else {}

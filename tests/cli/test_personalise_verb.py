@@ -63,7 +63,7 @@ def test_what_voted_is_said():
 @pytest.mark.slow
 def test_options_change_the_answer_and_its_name(trained, tmp_path):
     seen = {}
-    for options in ([], ["--lr", "initial", "--seed", 3]):
+    for options in ([], ["--seed", 3]):
         answer = json.loads(
             run(
                 "personalise", trained, "--epochs", 1, *options, "--out", tmp_path / "o", "--json"
@@ -81,7 +81,6 @@ def test_options_change_the_answer_and_its_name(trained, tmp_path):
         (("--epochs", "1,x"), "0,1,5"),
         (("--epochs", "-1"), "0,1,5"),
         (("--epochs", "100000000000"), "up to 9999"),
-        (("--lr", "last"), "initial"),
     ],
 )
 def test_wrong_questions(trained, options, text):

@@ -65,7 +65,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "words",
-    [("doctor",), ("flatness", "--estimate", "hutchinson", "--rtol", "0.9"), ("report",)],
+    [("doctor",), ("flatness", "--rtol", "0.9"), ("report",)],
     ids=lambda words: words[0],
 )
 def test_of_a_run(run, tmp_path, words):

@@ -158,7 +158,7 @@ def test_the_mixture_by_hand():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"epochs": "-1"}, "epochs"), ({"epochs": "one"}, "epochs"), ({"lr": "small"}, "lr")],
+    [({"epochs": "-1"}, "epochs"), ({"epochs": "one"}, "epochs")],
 )
 def test_wrong_questions(options, words, tmp_path_factory):
     run = train(tmp_path_factory.mktemp("runs") / "run", **SMALL | {"rounds": 1})
