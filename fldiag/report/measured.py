@@ -180,11 +180,10 @@ def _summarise(group: Group, items: Sequence[Item], run: str, caption: str) -> N
 
 
 def _options(entry: Diagnostic, source: Source) -> dict[str, Any]:
-    """The options that the table was made with, as its summary takes them: whole, with defaults, and the flags."""
+    """The options that the table was made with, as its summary takes them: whole, with defaults."""
     fields = entry.options.model_fields
     options = {k: v for k, v in source.options.items() if k in fields}
-    flags = {k: v for k, v in source.options.items() if k in entry.flags}
     try:
-        return {**entry.validate(options), **flags}
+        return entry.validate(options)
     except FldiagError:  # of another version
-        return {**options, **flags}
+        return options
