@@ -17,7 +17,7 @@ from fldiag.compare import picture
 from fldiag.compare.check import Checked
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Pairing, Side, sides
-from fldiag.diagnosis.measure import joined, measure_all
+from fldiag.diagnosis.measure import measure_all
 from fldiag.diagnosis.question import parse_question
 from fldiag.diagnosis.subjects import Target, load, open_subjects
 from fldiag.errors import FldiagError
@@ -57,7 +57,7 @@ def diagnose(
             warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
         trust_file: as for ``load``, of the paths.
-        **options: the diagnostic's own (``fldiag explain NAME``), its flags, and those that all diagnostics share (for a
+        **options: the diagnostic's own (``fldiag explain NAME``), and those that all diagnostics share (for a
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
             ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
             ``trainable``, ``weight_decay``, ``root``, ``download`` and
@@ -65,8 +65,7 @@ def diagnose(
             ``executor``, for any target.
 
     Returns:
-        One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``. If a flag added another diagnostic
-        (``density=True``), the column ``diagnostic`` names that of each row.
+        One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``.
 
     Raises:
         FldiagError: unknown names and options, targets of the wrong kind, or what cannot be computed.
@@ -94,9 +93,7 @@ def diagnose(
             tell(text)
         else:
             warnings.warn(text, stacklevel=2)
-    if len(results) == 1:
-        return results[question.entry]
-    return joined([table.assign(diagnostic=entry.name) for entry, table in results.items()])
+    return results[question.entry]
 
 
 @contextlib.contextmanager

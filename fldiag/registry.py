@@ -117,20 +117,6 @@ def explain(error: pydantic.ValidationError, subject: str, keys: Iterable[str]) 
     return FldiagError(what, first["msg"][0].lower() + first["msg"][1:], usage=True)
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A flag of a diagnostic that adds the table of another one, of the same subject.
-
-    ``diagnostic``: the other's name. ``sets``: options of the owner that the flag changes. ``check``: (subject, the owner's
-    options, the other's) raises FldiagError for what does not go together, before anything is computed.
-    """
-
-    diagnostic: str
-    help: str
-    sets: dict[str, Any] = field(default_factory=dict)
-    check: Callable[[Any, dict[str, Any], dict[str, Any]], None] = lambda *values: None
-
-
 On = Literal["problem", "checkpoints", "run", "clients", "runs"]
 Draw = Callable[..., Any]
 
@@ -149,7 +135,6 @@ class Diagnostic(Entry):
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.
-    - ``flags``: flags that add the tables of other diagnostics.
     - ``fails``: table -> whether the verb ends with exit code 3 when ``--strict`` is given.
     - ``example``: what is typed after ``fldiag NAME`` in the help.
     - ``meta["read"]``: which sources were read in part only, and what of them; lists and pages show it.
@@ -160,7 +145,6 @@ class Diagnostic(Entry):
     summary: Callable[..., Any] | None = None
     numbers: tuple[Any, ...] = ()
     alarms: Callable[[Any], Sequence[str]] | None = None
-    flags: dict[str, Flag] = field(default_factory=dict)
     fails: Callable[[Any], bool] | None = None
     example: str = ""
 

@@ -55,7 +55,6 @@ def verb(entry: Diagnostic) -> Callable[..., None]:
     argument, kind, text = TARGETS[entry.on]
     own, shared = entry.options.model_fields, BY_SUBJECT[entry.on].model_fields
     options = {n: _parameter(n, f) for n, f in own.items() if n != "device" and typed(f.annotation)}
-    options |= {n: _flag(n, flag.help) for n, flag in entry.flags.items()}
     options |= {n: _parameter(n, f) for n, f in shared.items() if n not in (*own, *UNTYPED)}
     pictured = {"width": Width, "format": Format} if entry.draw else {}
     pictured = {n: kind for n, kind in pictured.items() if n not in options}
@@ -144,11 +143,6 @@ def _keyword(
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
-
-
-def _flag(name: str, text: str) -> inspect.Parameter:
-    flag = typer.Option(f"--{name.replace('_', '-')}", help=text)
-    return _keyword(name, Annotated[bool, flag], False)
 
 
 def _parameter(name: str, field: Any) -> inspect.Parameter:

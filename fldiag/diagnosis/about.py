@@ -102,11 +102,8 @@ def stem_of(question: Question, subjects: Sequence[Subject], about: Mapping[str,
             for key, file in content["checkpoints"].items()
         ]
     own_options = plain(dict(question.options))
-    flag_options = {
-        entry.name: plain({k: v for k, v in options if k in options.model_fields_set})
-        for entry, options in question.flag_options.items()
-    }
-    options = [own_options] * len(subjects), list(question.flags), flag_options
+    # the empty parts stand for what went: files have the names they had
+    options: Any = ([own_options] * len(subjects), [], {})
     parts = [file_name(question.entry.name)]
     if isinstance(question.subject_options, ProblemOptions):
         problems = [p for s in subjects for p in members(s) if isinstance(p, Problem)]

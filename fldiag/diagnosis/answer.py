@@ -77,12 +77,12 @@ def answer(
     bar: Bar,
     tell: Callable[[str], None],
 ) -> list[Answer]:
-    """Measure, write and draw: the diagnostic's own answer first, then those of its flags.
+    """Measure, write and draw.
 
     Args:
         name: the diagnostic's.
         targets: what is diagnosed.
-        options: of the diagnostic, its subject and its flags.
+        options: of the diagnostic and its subject.
         out: the folder to write to; by default that of the run (``fldiag.diagnosis.places.folder``).
         stem: how the files' names begin; by default with a digest of the question.
         allow_code: user code that may be imported although only a run or checkpoint names it.
@@ -114,8 +114,7 @@ def answer(
         raise
     first_subject = subjects[0]
     subject_values = about.pop("where", {})
-    values = {question.entry: {**dict(question.options), **dict.fromkeys(question.flags, True)}}
-    values |= {entry: dict(options) for entry, options in question.flag_options.items()}
+    values = {question.entry: dict(question.options)}
     answers = []
     for entry, table in tables.items():
         reply = Answer(entry, table, values[entry])

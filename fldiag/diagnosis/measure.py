@@ -41,7 +41,7 @@ def measure_all(
     tell: Callable[[str], None],
     cache: Path | None = None,
 ) -> dict[Diagnostic, pd.DataFrame]:
-    """The table of the diagnostic, and those of the diagnostics that flags add; those of several subjects one below the other.
+    """The table of the diagnostic; those of several subjects one below the other.
 
     With an executor each subject is measured elsewhere where there are several, else parts of the one.
     """
@@ -54,7 +54,7 @@ def measure_all(
     for text in dict.fromkeys(text for subject in subjects for text in remarks(subject)):
         tell(text)
     executor = question.subject_options.executor
-    requests = {question.entry: question.options, **question.flag_options}
+    requests = {question.entry: question.options}
     units = [(e.name, s, dict(options)) for s in subjects for e, options in requests.items()]
     tables: dict[str, list[pd.DataFrame]] = {entry.name: [] for entry in requests}
     if len(subjects) > 1 and executor != "serial":

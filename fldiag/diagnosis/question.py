@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic
@@ -18,35 +18,25 @@ from fldiag.registry import Diagnostic
 
 @dataclass(frozen=True)
 class Question:
-    """What to measure.
-
-    ``options``: the diagnostic's own. ``flags``: those that are set. ``flag_options``: the diagnostics that flags add, for the
-    same subjects, with their options.
-    """
+    """What to measure. ``options``: the diagnostic's own."""
 
     entry: Diagnostic
     options: pydantic.BaseModel
     subject_options: SubjectOptions
-    flags: tuple[str, ...] = ()
-    flag_options: dict[Diagnostic, pydantic.BaseModel] = field(default_factory=dict)
 
 
 def parse_question(name: str, values: Mapping[str, Any]) -> Question:
-    """Check a diagnostic's options, those of its subject and its flags, which are passed together.
+    """Check a diagnostic's options, those of its subject, which are passed together.
 
     Raises:
         FldiagError: an unknown diagnostic or option, one of another kind of subject, or a value out of range.
     """
     entry = find_diagnostic(name)
     schema, names = BY_SUBJECT[entry.on], entry.options.model_fields
-    flags = {flag_name: flag for flag_name, flag in entry.flags.items() if values.get(flag_name)}
-    own_values = {k: v for flag in flags.values() for k, v in flag.sets.items()}
-    subject_values = {}
+    own_values, subject_values = {}, {}
     for option, value in values.items():
         if option in names:
             own_values[option] = value
-        elif option in entry.flags:
-            continue
         elif option not in schema.model_fields:
             raise _unknown_option(entry, option)
         elif value is not None and not (
@@ -67,16 +57,7 @@ def parse_question(name: str, values: Mapping[str, Any]) -> Question:
     if parsed.get("every_round", False) is None:
         updates["every_round"] = "rounds" in subject_values
     options = options.model_copy(update=updates)
-    flag_options = {}
-    for flag in flags.values():
-        other = registry.diagnostic.get(flag.diagnostic)
-        shared = {k for k in other.options.model_fields if k in names}
-        flag_options[other] = registry.parse(
-            other.options,
-            {k: v for k, v in values.items() if k in shared},
-            f"{other.kind} {other.name!r}",
-        )
-    return Question(entry, options, subject_options, tuple(flags), flag_options)
+    return Question(entry, options, subject_options)
 
 
 def _unknown_option(entry: Diagnostic, name: str) -> FldiagError:
@@ -86,7 +67,7 @@ def _unknown_option(entry: Diagnostic, name: str) -> FldiagError:
             f"leave it out; fldiag explain {entry.name} lists its options",
             usage=True,
         )
-    names = {*entry.options.model_fields, *entry.flags, *BY_SUBJECT[entry.on].model_fields}
+    names = {*entry.options.model_fields, *BY_SUBJECT[entry.on].model_fields}
     return FldiagError(
         f"{entry.kind} {entry.name!r}: unknown key {name!r}", nearest(name, names), usage=True
     )

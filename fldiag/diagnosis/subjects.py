@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fldiag import data as data_sets
-from fldiag import registry
 from fldiag.device import full_precision
 from fldiag.diagnosis.options import (
     HistoryOptions,
@@ -133,10 +132,6 @@ def open_subjects(
         for problem, name in zip(files, _distinct_names(files), strict=True):
             problem.name = name
     own_options = dict(question.options)
-    for flag in (entry.flags[name] for name in question.flags):
-        other = registry.diagnostic.get(flag.diagnostic)
-        for subject in subjects:
-            flag.check(subject, own_options, dict(question.flag_options[other]))
     return [subjects] if entry.on == "runs" or entry.is_joint(own_options) else subjects
 
 
