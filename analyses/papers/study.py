@@ -272,8 +272,7 @@ def asked(
 ) -> pd.DataFrame:
     """The table of a diagnostic, with the scale's options where the study has none."""
     options = {**scale.options.get(diagnostic, {}), **(options or {})}
-    cache = run.path / "diagnostics" / "cache"
-    table = fldiag.diagnose(run, diagnostic, cache=cache, **options)
+    table = fldiag.diagnose(run, diagnostic, cache=run.path / "diagnostics" / "cache", **options)
     return answer(diagnostic, table.drop(columns="data", errors="ignore"), run, **labels)
 
 
@@ -323,8 +322,8 @@ def write(
     table: pd.DataFrame, path: Path, about: Mapping[str, Any], figure: Figure | None = None
 ) -> list[Path]:
     """A table as csv, with a json of what it is and by which code, and its picture."""
-    pictures = style.write(figure, path) if figure else []
-    return [*files.write_table(table, path, {**about, **provenance()}), *pictures]
+    tables = files.write_table(table, path, {**about, **provenance()})
+    return tables + style.write(figure, path) if figure else tables
 
 
 def head(figure: Figure, text: str) -> None:

@@ -52,8 +52,8 @@ def iris(
 
     Example: fldiag toy iris --seeds 2
     """
-    numbers = [(seed or 0) + i for i in range(seeds)]
-    _play("iris", {"lr": lr, "rounds": rounds, "seeds": numbers}, out, json, debug)
+    options = {"lr": lr, "rounds": rounds, "seeds": [(seed or 0) + i for i in range(seeds)]}
+    _play("iris", options, out, json, debug)
 
 
 def _play(name: str, options: dict[str, Any], out: Path | None, json: bool, debug: bool) -> None:
