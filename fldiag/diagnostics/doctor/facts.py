@@ -18,9 +18,9 @@ from fldiag.data import partition
 from fldiag.errors import FldiagError
 from fldiag.results.provenance import digest
 from fldiag.results.select import spread
+from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
-from fldiag.runs.checkpoint import Checkpoint
 
 #: Coordinates of a tensor that are remembered of every model.
 SAMPLED = 200
