@@ -80,7 +80,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         ax.set_xticks(range(len(epochs)), [f"{e:g}" for e in epochs])
         style.percents(ax.yaxis)
         ax.grid(True, axis="y")
-        ax.set_title("dots: clients; bars: mean ± standard deviation")
+        ax.set_title("dots: clients; bars: mean ± std. deviation")
         if len(looks) > 1:
             style.legend(fig, *ax.get_legend_handles_labels())
     return fig

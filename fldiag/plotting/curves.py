@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from fldiag.plotting import style
 from fldiag.plotting.tables import floats
@@ -95,9 +96,10 @@ def rounds_axis(ax: Axes) -> None:
 
 
 def legend_below(ax: Axes, looks: Mapping[str, style.Look], ncols: int = 1) -> None:
-    """A panel's own legend, below it."""
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncols": ncols}
-    style.legend(ax, _keys(looks), list(looks), handlelength=2.6, **place)
+    """A panel's own legend, below the name of its x-axis."""
+    below = ax.transAxes + ScaledTranslation(0, -0.36, ax.figure.dpi_scale_trans)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+    style.legend(ax, _keys(looks), list(looks), handlelength=2.6, ncols=ncols, **place)
 
 
 def legend_of_runs(fig: Figure, looks: Mapping[str, style.Look]) -> None:

@@ -200,8 +200,10 @@ def shorten(text: object, width: int) -> str:
 
 def text_width(text: str, size: float = 7.0) -> float:
     """Width of one line of text in inches."""
+    if not text.strip():
+        return 0.0
     with paper():
-        return float(TextPath((0, 0), text.replace("$", "S") or " ", size).get_extents().x1) / 72
+        return float(TextPath((0, 0), text.replace("$", "S"), size).get_extents().x1) / 72
 
 
 def wrap(text: object, inches: float, lines: int = 1, size: float = 7.0) -> list[str]:
