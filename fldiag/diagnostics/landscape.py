@@ -187,7 +187,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             row |= values[["value", "residual"]].iloc[0].to_dict()
             row["converged"] = bool(values["converged"].all())
         for ratio in only(grid.rows, metric="eigenvalue_ratio").itertuples():
-            row["ratio"], columns["ratio"] = ratio.value, f"λ1/λ{ratio.index}"
+            row["ratio"], columns["ratio"] = ratio.value, f"λ1/λ{int(ratio.index)}"
         rows.append(row)
     yield Small(rows, columns)
     for grid in grids:
@@ -221,8 +221,8 @@ class Surface:
         names = {"eigenvalue": "λ₁", "eigenvalue_ratio": "λ₁/λ"}
         texts = []
         for metric, name in names.items():
-            for row in only(self.rows, metric=metric).head(1).itertuples():
-                name += chr(0x2080 + row.index) if name.endswith("λ") else ""
+            for row in only(self.rows, metric=metric).head(1).dropna(subset=["value"]).itertuples():
+                name += chr(0x2080 + int(row.index)) if name.endswith("λ") else ""
                 texts.append(f"{name} = {style.number(row.value, 3)}")
         return ", ".join(texts)
 

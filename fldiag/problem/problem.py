@@ -342,7 +342,7 @@ class Problem:
     @cached_property
     def bytes_of_example(self) -> int:
         """Memory that an example takes in the graph of the gradient: the growth from 4 examples to 8."""
-        sizes = []
+        keeps_graph, sizes = not self.by_differences, []  # the probe first: it is not counted
         for size in (4, 8):
             x, y = cut(self.sample(8), torch.arange(size) % min(self.n, 8))
             saved: dict[int, Tensor] = {}  # the tensors stay, so that no address is used twice
@@ -353,7 +353,7 @@ class Problem:
 
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 w = self.w.clone().requires_grad_()
-                torch.autograd.grad(self.total(w, x, y), w, create_graph=not self.by_differences)
+                torch.autograd.grad(self.total(w, x, y), w, create_graph=keeps_graph)
             sizes.append(sum(t.untyped_storage().nbytes() for t in saved.values()))
         return max(1, (sizes[1] - sizes[0]) // 4)
 

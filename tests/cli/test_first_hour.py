@@ -52,7 +52,7 @@ def test_the_demo(here):
 @pytest.mark.parametrize("verb", ["forgetting", "drift", "matching", "landscape", "spectrum"])
 def test_every_diagnostic_of_the_default_run(here, trained, verb):
     few = {
-        "landscape": ("--points", "9", "--samples", "200"),
+        "landscape": ("--samples", "200"),
         "matching": ("--samples", "200"),
     }.get(verb, ())
     assert (here / last(run(verb, trained, *few, "--device", "cpu"))).stat().st_size > 1000

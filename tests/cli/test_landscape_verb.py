@@ -129,7 +129,7 @@ def test_the_axes_of_a_trajectory(trained):
     assert (frame.metric == "projection_error").sum() == 4 and way[["x", "y"]].iloc[
         -1
     ].tolist() == [0, 0]
-    files = [trained / "rounds" / f"000{i}.pt" for i in (4, 1, 2)]
+    files = [trained / "rounds" / f"000{i}.safetensors" for i in (4, 1, 2)]
     some = frame_of(run("landscape", *files, "--directions", "pca", *QUICK))
     assert some[some.metric == "trajectory"]["round"].tolist() == [1, 2, 4]
 

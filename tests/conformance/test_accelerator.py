@@ -20,7 +20,7 @@ from fldiag.training.setup import Setup
 #: Options that make an answer quick, where a diagnostic has them; and fewer products, where their number is not the subject.
 SMALL = {"points": 3, "k": 3, "steps": 5}
 FEW = {
-    "matching": {"k": 1, "tol": 0.5, "rtol": 0.5, "max_products": 20},
+    "matching": {"k": 1, "rtol": 0.5, "max_products": 20},
     "flatness": {"rtol": 0.9, "max_products": 4, "tol": 0.5},
 }
 

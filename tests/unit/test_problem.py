@@ -288,3 +288,12 @@ def test_an_accelerator_gives_the_same_numbers(name, options, device, monkeypatc
     expected = numbers("cpu")
     with there(device, monkeypatch):
         np.testing.assert_allclose(numbers(device), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_memory_decides_the_size_of_batches():
+    """An example of the net takes 784 bytes in the graph: 16 kB, a quarter of the memory, hold 20 examples."""
+    net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    data = torch.zeros(200, 64), torch.arange(200) % 10
+    small, large = (fldiag.Problem(net, F.cross_entropy, data, memory=m) for m in (2**16, 2**31))
+    assert small.bytes_of_example == large.bytes_of_example == 784
+    assert len(small.bounds) == 10 and len(large.bounds) == 1
