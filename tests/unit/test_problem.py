@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fldiag
+from fldiag.curvature.lanczos import lanczos
 from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.exact import exact_layers
@@ -297,3 +298,10 @@ def test_memory_decides_the_size_of_batches():
     small, large = (fldiag.Problem(net, F.cross_entropy, data, memory=m) for m in (2**16, 2**31))
     assert small.bytes_of_example == large.bytes_of_example == 784
     assert len(small.bounds) == 10 and len(large.bounds) == 1
+
+
+def test_residuals_hold_the_rounding_of_products():
+    """Where the basis is the whole space nothing else is left: a tenth of noise * ||H||, or of what the basis saw of it."""
+    values = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    pairs = lanczos(lambda v: values * v, 3, 2, noise=1e-3)
+    assert ((1e-4 < pairs.residuals) & (pairs.residuals <= 3e-4)).all()
