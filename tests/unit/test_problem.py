@@ -304,4 +304,4 @@ def test_residuals_hold_the_rounding_of_products():
     """Where the basis is the whole space nothing else is left: a tenth of noise * ||H||, or of what the basis saw of it."""
     values = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
     pairs = lanczos(lambda v: values * v, 3, 2, noise=1e-3)
-    assert ((1e-4 < pairs.residuals) & (pairs.residuals <= 3e-4)).all()
+    assert ((pairs.residuals > 1e-4) & (pairs.residuals <= 3e-4)).all()
