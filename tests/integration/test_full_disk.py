@@ -65,7 +65,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "words",
-    [("doctor",), ("flatness", "--rtol", "0.9"), ("report",)],
+    [("forgetting",), ("flatness", "--rtol", "0.9"), ("report",)],
     ids=lambda words: words[0],
 )
 def test_of_a_run(run, tmp_path, words):
@@ -77,6 +77,11 @@ def test_of_a_run(run, tmp_path, words):
 
 def test_of_training(tmp_path):
     refused("train", "digits", *SMALL, "--out", str(tmp_path / "run"), size=8000)
-    assert {f.name for f in tmp_path.rglob("*") if f.is_file()} <= {"run.json", "partition.npz"}
+    assert {f.name for f in tmp_path.rglob("*") if f.is_file()} <= {
+        "run.json",
+        "rounds.jsonl",
+        "partition.npz",
+        ".lock",
+    }
     commands.run("train", "digits", *SMALL, "--out", str(tmp_path / "run"), "--resume")
     assert fldiag.Run.open(tmp_path / "run").status == "finished"

@@ -46,7 +46,7 @@ def llama():
 
 
 MODELS = {
-    "masked": (lambda: bert("ForMaskedLM"), BATCH, "labels that are not -100"),
+    "masked": (lambda: bert("ForMaskedLM"), BATCH, "the mean over the labels that count"),
     "causal": (gpt, BATCH, "labels after the first"),
     "rotary": (llama, BATCH, "labels after the first"),
     "classes": (
@@ -64,7 +64,7 @@ MODELS = {
     "tagged": (
         lambda: bert("ForTokenClassification", num_labels=V),
         BATCH,
-        "labels that are not -100",
+        "the mean over the labels that count",
     ),
 }
 
@@ -159,5 +159,5 @@ def test_code_in_a_folder_is_never_run(tmp_path):
             fldiag.diagnose(fldiag.load(tmp_path / "m", data=BATCH), "spectrum", k=1)
     assert not ran.exists()
     (tmp_path / "m" / "model.safetensors").unlink()
-    with pytest.raises(FldiagError, match=r"no model\.safetensors"):
+    with pytest.raises(FldiagError, match=r"is not a file"):
         fldiag.load(tmp_path / "m")
