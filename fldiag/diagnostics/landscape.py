@@ -349,7 +349,12 @@ def _draw_surface(
 def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale) -> Any:
     levels = np.linspace(scale.low, scale.high, 21)
     filled = ax.contourf(fine, fine, z, levels=levels, cmap=style.COLORMAP)
-    thin = {"colors": "white", "linestyles": "solid", "linewidths": 0.3, "alpha": 0.7}
+    thin: dict[str, Any] = {
+        "colors": "white",
+        "linestyles": "solid",
+        "linewidths": 0.3,
+        "alpha": 0.7,
+    }
     ax.contour(fine, fine, z, levels=levels, **thin)
     way, models = (
         only(grid.rows, metric=metric).sort_values("index")[["x", "y"]].to_numpy(float)
