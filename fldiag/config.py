@@ -94,13 +94,22 @@ class Config(ConfigSection):
         }
         method = sections["method"] = {"name": "fedavg", **sections.get("method", {})}
         model = sections["model"] = {"name": "small_cnn", **sections.get("model", {})}
+        shared: tuple[
+            str, ...
+        ] = ()  # options of the method that live in the model, such as stochastic depth
         if ":" not in str(method["name"]):
             entry = registry.method.get(str(method["name"]))
             sections["method"] = _with_defaults(entry, method)
-            # options of the method that live in the model, such as stochastic depth
-            model |= {key: sections["method"][key] for key in entry.meta["model"]}
+            shared = entry.meta["model"]
+            model |= {key: sections["method"][key] for key in shared}
         if ":" not in str(model["name"]):
             entry = registry.model.get(str(model["name"]))
+            if not set(shared) <= entry.options.model_fields.keys():
+                raise FldiagError(
+                    f"method {method['name']!r} needs a model with the option {shared[0]!r}, and {model['name']!r} has none",
+                    f"fldiag explain {method['name']} says which models have it",
+                    usage=True,
+                )
             if "vocabulary" in entry.options.model_fields:
                 data = dict(sections.get("data", {}))
                 size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")

@@ -81,6 +81,12 @@ def test_drift_says_what_training_recorded(trained, tmp_path):
         and set(steps.metric) == {"cos_gu_gp", "proximal_loss"}
         and set(steps.proximal) == {"l2"}
     )
+    rows = json.loads(run("drift", tmp_path / "run", *few, "--json").stdout)["rows"]
+    proximal = [
+        row["proximal loss"] for row in rows if row["round"] == 2 and "proximal loss" in row
+    ]
+    of_steps = steps[(steps["round"] == 2) & (steps.metric == "proximal_loss")].value.iloc[0]
+    assert proximal[-1] == pytest.approx(float(of_steps))
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ def test_fedrcl_refuses_what_it_cannot_contrast():
 def test_stochastic_depth_asks_for_a_model_that_has_blocks():
     with pytest.raises(
         FldiagError,
-        match="model 'mlp': unknown key 'keep_last'",
+        match="needs a model with the option 'keep_last', and 'mlp' has none",
     ):
         config("stochdepth")
 

@@ -11,6 +11,7 @@ from pydantic import Field, SkipValidation
 from fldiag.choices import Device, Download, Root
 from fldiag.diagnostics.doctor.findings import SEVERITIES, Finding, joined
 from fldiag.errors import FldiagError
+from fldiag.execution import workspace
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row, table
@@ -108,7 +109,8 @@ def _examine(run: Run, options: dict[str, Any], model: Any, data: Any) -> pd.Dat
     from fldiag.diagnostics.doctor.weights import WEIGHT_CHECKS
 
     about = about_run(run)
-    facts = list(read_facts(run, about))
+    with workspace().part(0, 2, run.name):
+        facts = list(read_facts(run, about))
     has_clients = any(round.grams for round in facts)
     rows: list[Row] = []
     check: Callable[..., Iterator[Finding]]
@@ -116,6 +118,7 @@ def _examine(run: Run, options: dict[str, Any], model: Any, data: Any) -> pd.Dat
         is_possible = has_clients or check.__name__ == "finite"
         rows += _rows(check, facts, about, "" if is_possible else "no client weights are stored")
     models, reason = None, ""
+    workspace().show(1, 2, f"{run.name}, its models on the examples")
     try:
         models = evaluate(run, options, model, data)
     except (FldiagError, RuntimeError) as error:  # RuntimeError: a model that does not fit its data

@@ -16,6 +16,7 @@ from torch import Tensor
 from fldiag import registry, user_code
 from fldiag.data import partition
 from fldiag.errors import FldiagError
+from fldiag.execution import workspace
 from fldiag.results.provenance import digest
 from fldiag.results.select import spread
 from fldiag.runs.checkpoint import Checkpoint
@@ -152,7 +153,8 @@ class RoundFacts:
 def read_facts(run: Run, about: About) -> Iterator[RoundFacts]:
     """The facts of every round that can be read; ``about.unreadable`` gets the others, with the reason."""
     before: dict[str, Tensor] = {}
-    for r in run.rounds:
+    for done, r in enumerate(run.rounds):
+        workspace().show(done, len(run.rounds), f"round {r}")
         try:
             checkpoint = run.checkpoint(r)
         except FldiagError as error:
