@@ -42,7 +42,10 @@ def convert(path: Path, target: Path) -> Run:
     if "journal" in index or index["status"] not in ("finished", "diverged"):
         raise ValueError(f"{path} is {index['status']}: finish it with the fldiag that began it")
     origin = {"origin": index["origin"]} if "origin" in index else {}
+    index["config"].get("checkpoint", {}).pop("keep", None)
     run = Run.create(target, index["config"], index["provenance"], hash=index["hash"], **origin)
+    if not origin:
+        run.about["hash"] = run.config.hash
     for name, digest in index["files"].items():
         if files.sha256(path / name) != digest:
             raise ValueError(f"{path / name} was changed")
