@@ -144,5 +144,7 @@ def test_a_surface_with_exploding_corners_ends_along_a_level_line():
     end = losses.min() + 1.5 * (np.quantile(losses, 0.95) - losses.min())
     assert scale.high == pytest.approx(end) and end < losses.max() and not scale.is_log
     (mesh,) = [c for ax in fldiag.draw(rows).axes if ax.name == "3d" for c in ax.collections]
-    heights = np.array(mesh._faces)[..., 2]
-    assert np.nanmax(heights) == pytest.approx(scale.high)
+    heights = mesh._faces[~mesh._invalid_vertices][
+        :, 2
+    ]  # the rest pads smaller faces, with anything
+    assert heights.max() == pytest.approx(scale.high)
