@@ -180,7 +180,8 @@ def _stored(path: Path, config: Config, resume: bool) -> Run:
     before, now = (
         _flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (run.config, config)
     )
-    before["method's version"], now["method's version"] = run.method_version, config.method_version
+    before["method's version"] = run.about["provenance"].get("method_version", 1)
+    now["method's version"] = config.method_version
     if config.rounds > before["rounds"]:
         before["rounds"] = config.rounds
     different = [
