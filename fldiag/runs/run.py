@@ -565,6 +565,13 @@ def verify(path: Path) -> None:
         Run.open(run).verified(f"rounds/{path.name}")
 
 
+def file_beside(checkpoint: Path, name: str) -> Path | None:
+    """A file of the run in which a checkpoint lies, verified; None where there is none."""
+    folder = checkpoint.parent.parent
+    run = Run.open(folder) if (folder / ABOUT).is_file() else None
+    return run.verified(name) if run is not None and name in run.files else None
+
+
 def _checkpoints(path: Path) -> list[Path]:
     return [file for file in (path / "rounds").glob("*.safetensors") if file.stem.isdecimal()]
 

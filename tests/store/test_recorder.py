@@ -228,7 +228,6 @@ class Indexed(TensorDataset):
 LAID = {
     "lists": ((X, Y), [list(p) for p in PARTS]),
     "dict": ((X, Y), {1: np.arange(10, 24), "0": np.arange(10)}),
-    "masks": ((X, Y), [np.isin(np.arange(24), p) for p in PARTS]),
     "subsets": (DATA := Indexed(X, Y), [Subset(DATA, list(p)) for p in PARTS]),
     "loaders": (DATA, [DataLoader(Subset(DATA, list(p)), shuffle=True) for p in PARTS]),
     "loader": (DataLoader(DATA, batch_size=5, shuffle=True), PARTS),
