@@ -355,6 +355,12 @@ class Run:
                 file.unlink()
         self._new = {}
 
+    def discard(self) -> None:
+        """Remove the files written since the last line."""
+        for name in self._new:
+            (self.path / name).unlink(missing_ok=True)
+        self._new = {}
+
     def put(self, name: str, writer: Callable[[Any], Any]) -> None:
         """Write a file of the run; ``writer`` gets the open file. The next ``append`` or ``begin`` lists it."""
         self._new[name] = files.write_atomic(self.path / name, writer)
