@@ -31,9 +31,8 @@ from fldiag.results.select import last_round, number, only
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.summary import Item, Note, Say, Small, missing_notes, of_rounds
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
-from fldiag.runs.round_weights import Stored
 
 #: Multiply-adds of a bootstrap that are worth its digits, and the draws that it takes at least.
 WORK, DRAWS = 5e8, 400

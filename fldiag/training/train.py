@@ -175,7 +175,8 @@ def _stored(path: Path, config: Config, resume: bool) -> Run:
     if run.origin:
         raise FldiagError(f"{path} was trained by another program", "use another --out", usage=True)
     before, now = (_flat(c.model_dump(mode="json")) for c in (run.config, config))
-    before["method's version"], now["method's version"] = run.method_version, config.method_version
+    before["method's version"] = run.about["provenance"].get("method_version", 1)
+    now["method's version"] = config.method_version
     before["rounds"] = max(before["rounds"], config.rounds)
     different = [
         f"{key}: {before.get(key)!r} there, {now.get(key)!r} now"

@@ -1,5 +1,7 @@
 """Reading the rounds of a run: buffers, notes, batches that must not mix, aggregation weights."""
 
+import shutil
+
 import helpers
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from fldiag.errors import FldiagError
 from fldiag.params import flatten
 from fldiag.runs.history import History
 from fldiag.runs.pool import stacked, workers
-from fldiag.runs.round_weights import ranges
+from fldiag.runs.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +63,15 @@ def test_the_received_model_has_the_statistics_of_the_round_before(normalised):
     assert loss(first, 1, "received") == loss(frame, 1, "received")
 
 
-def test_received_statistics_that_are_lost_are_not_guessed(normalised):
-    file = normalised.path / "rounds" / "0002.safetensors"
-    content = file.read_bytes()
-    try:
-        file.unlink()
-        frame = forgetting(opened(normalised), min_count=1)
-    finally:
-        file.write_bytes(content)
+def test_received_statistics_that_are_lost_are_not_guessed(normalised, tmp_path):
+    """A round whose file is gone is an error; one that was never stored, or was pruned, is not guessed."""
+    run = Run.open(shutil.copytree(normalised.path, tmp_path / "run"))
+    (run.path / "rounds" / "0002.safetensors").unlink()
+    with pytest.raises(FldiagError, match=r"0002.* not there"):
+        forgetting(opened(run), min_count=1)
+    run = Run.open(shutil.copytree(normalised.path, tmp_path / "pruned"))
+    run.prune([1, 3])
+    frame = forgetting(opened(run), min_count=1)
     assert set(frame[frame["round"] == 3].moment.dropna()) == {"aggregated"}
     assert any("received are those of round 2" in str(note) for note in frame.note.dropna())
 
@@ -122,9 +125,9 @@ def test_aggregation_weights_follow_the_config():
     assert made.weights([0, 1]) == pytest.approx([0.25, 0.75]) and made.weights(
         [0, 1, 2]
     ).sum() == pytest.approx(1)
-    made.shares = "uniform"
+    made.training = {"aggregate": "uniform"}
     assert made.weights([0, 1]) == pytest.approx([0.5, 0.5])
-    made.shares, made.batch_size = "batches", 20
+    made.training = {"aggregate": "batches", "batch_size": 20}
     assert made.weights([0, 1]) == pytest.approx([0.2, 0.8]) and made.weights([2]) == pytest.approx(
         [1]
     )
@@ -146,8 +149,6 @@ def test_stacking_is_a_rule_or_a_wish():
     assert not stacked(Network(large), data, "auto") and stacked(Network(large), data, "on")
     with pytest.raises(FldiagError, match="cannot be stacked"):
         stacked(Network(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), data, "on")
-    with pytest.raises(FldiagError, match="not one of auto, on, off"):
-        history(small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="maybe")
 
 
 @pytest.mark.parametrize("stack", ["on", "off"])
@@ -184,7 +185,3 @@ def test_models_in_threads_score_as_one_after_another(stack):
     )
     with workers(2) as run:
         assert set(run(lambda _: torch.get_num_threads(), range(9))) == {1}
-
-
-def test_ranges():
-    assert ranges([1, 2, 3, 7, 9, 10]) == "1..3, 7, 9..10" and ranges([4]) == "4"
