@@ -124,7 +124,6 @@ class History:
             int(memory),
         )
         self._dataset = dataset
-        self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
         self._pool = (
             None
             if dataset is None
@@ -608,7 +607,6 @@ class History:
             memory=self.memory,
             labels={**self.labels, **labels},
         )
-        problem.shared = self._shared
         return problem
 
     def final_rows(self) -> list[Row]:
