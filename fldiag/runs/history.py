@@ -181,7 +181,6 @@ class History:
         self.stack = dataset is not None and stacked(self.network, dataset, stack)
         self._memory = rounds if isinstance(rounds, Mapping) else {}
         self._remarks = tuple(notes)
-        self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
         self._current: Stored | None = None
         self.notes: list[Row] = []
 
@@ -504,7 +503,6 @@ class History:
             memory=self.memory,
             labels={**self.labels, **labels},
         )
-        problem.shared = self._shared
         return problem
 
     def final_rows(self) -> list[Row]:
