@@ -6,9 +6,9 @@ The trace of the Hessian by layer. In this network it is exact: no random vector
 """
 
 import fldiag
-from fldiag.plotting import layers
+from fldiag.diagnostics import spectrum
 
 table = fldiag.diagnose("../../checkpoints/example/fedavg-digits.pt", "spectrum", trace=True)
 table = table[table["metric"] == "trace"]
-figure = layers.draw(table)
+figure = spectrum.draw_layers(table)
 print(table[["layer", "value", "estimator"]].to_string(index=False))
