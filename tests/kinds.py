@@ -23,7 +23,7 @@ from fldiag.diagnostics import (
     spectrum,
 )
 from fldiag.diagnostics import personalise as personal
-from fldiag.plotting import layers, partition
+from fldiag.plotting import partition
 from fldiag.results.table import table
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
@@ -448,7 +448,7 @@ KINDS = {
     "forgetting": forgotten,
     "drift": drifted,
     "spectrum": lambda: spectrum.draw(eigenvalues()),
-    "layers": lambda: layers.draw(eigenvalues(True)),
+    "layers": lambda: spectrum.draw_layers(eigenvalues(True)),
     "personalise": own,
     "fairness": fair,
     "fairness, many": lambda: fair(90),

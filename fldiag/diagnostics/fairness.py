@@ -22,7 +22,7 @@ from fldiag.choices import BINS, FEWEST, ClientSlice
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.tables import MANY, floats, select
+from fldiag.plotting.shapes import MANY, floats, select
 from fldiag.registry import diagnostic
 from fldiag.results import uncertainty
 from fldiag.results.means import gini, share, worst_decile

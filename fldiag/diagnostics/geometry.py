@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from fldiag import losses
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.curves import dots, legend_of_runs, mean_line, rounds_axis, wide_range
-from fldiag.plotting.tables import floats, select
+from fldiag.plotting.shapes import dots, floats, lines, select, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only, spread_rounds
@@ -282,16 +281,14 @@ def draw(frame: pd.DataFrame) -> Figure:
         for ax, metric in zip(panels, metrics, strict=True):
             rows = only(frame, metric=metric)
             dots(ax, only(of_model(rows, "trained"), scope="client"), style.look(2).color)
-            for name, text in MODELS.items():
-                mean_line(ax, only(of_model(rows, name), scope="global"), looks[text])
+            whole = only(rows, scope="global")
+            lines(ax, {text: of_model(whole, name) for name, text in MODELS.items()}, looks)
             if metric == "nc1":
                 wide_range(ax, floats(rows["value"].dropna()))
             ax.set_title(METRICS[metric])
-            rounds_axis(ax)
-            ax.grid(True, axis="y")
         draw_similarity(similarity, only(frame, metric="cka", scope="global"))
         if metrics:
-            legend_of_runs(fig, looks)
+            style.legend_of_runs(fig, looks)
     return fig
 
 
@@ -306,7 +303,7 @@ def draw_similarity(ax: Axes, rows: pd.DataFrame) -> None:
     ax.set_title("CKA of two clients")
     rows = rows.dropna(subset=["value", "layer"])
     if rows.empty:
-        style.empty(ax, "needs two clients")
+        ax.set_title("CKA needs two clients")
         return
     layers = list(dict.fromkeys(rows["layer"]))
     for place, r in enumerate(sorted({rows["round"].min(), rows["round"].max()}), start=4):

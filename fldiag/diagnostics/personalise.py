@@ -15,7 +15,7 @@ from fldiag.choices import Data, Device, Download, Model, Root
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.tables import compares_runs, floats, names, select
+from fldiag.plotting.shapes import compares_runs, floats, names, select
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
