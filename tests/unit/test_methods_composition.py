@@ -1,73 +1,47 @@
-"""What parts need of one another: declared, checked when a method is built, and nothing else is read."""
+"""What parts need of the data and of the model: named once, and refused before anything is trained."""
 
 import pytest
-from helpers import label, variants
+from helpers import classification, config, images, quadratics, setup
+from torch import nn
 
-from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.method import Method, Part
-from fldiag.parts.momentum import ClientMomentum, GlobalPerturbation, GlobalUpdate, Register
-from fldiag.parts.server import MeanGradientCorrection, NormalisedMean
-
-VARIANTS = pytest.mark.parametrize("case", variants(), ids=label)
 
 
-def built(case):
-    name, options = case
-    entry = registry.method.get(name)
-    return entry.build(**entry.validate(options))
+class Hidden(nn.Module):
+    """No features() that the head sees; with ``shown`` one whose output is not what the head is given."""
+
+    def __init__(self, shown=False):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 3)
+        if shown:
+            self.features = lambda x: self.a(x)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu())
 
 
-def provided(part):
-    return {*part.sent, *part.uploaded, *part.provides}
+@pytest.mark.parametrize("name", ["fedntd", "fedsol", "fedrcl", "feddf", "fedproj", "knnper"])
+def test_class_labels(name):
+    with pytest.raises(FldiagError, match="needs data with class labels"):
+        setup(quadratics().config(name), quadratics().data)
 
 
-@VARIANTS
-def test_a_registered_method_without_a_part_that_another_needs_is_refused(case):
-    method = built(case)
-    for part in method:
-        rest = [p for p in method if p is not part]
-        lost = {name for p in rest for name in p.needs} - {
-            name for p in rest for name in provided(p)
-        }
-        if lost:
-            with pytest.raises(
-                FldiagError, match=r"needs .*, which no other part of the method sends"
-            ):
-                Method(*rest)
-        else:
-            Method(*rest)
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("name", ["moon", "fedrcl", "knnper"])
+def test_features(name, shown):
+    with pytest.raises(FldiagError, match=r"needs a model that is head\(features\(x\)\)"):
+        setup(config(name), classification(), module=Hidden(shown))
 
 
-@pytest.mark.parametrize(
-    ("part", "partner", "name"),
-    [
-        (lambda: MeanGradientCorrection(True), NormalisedMean(), "a_k"),
-        (lambda: ClientMomentum(0.1), GlobalUpdate("plain", True), "delta"),
-    ],
-)
-def test_the_error_names_the_part_and_what_it_lacks(part, partner, name):
-    with pytest.raises(FldiagError) as caught:
-        Method(part())
-    assert caught.value.what == (
-        f"{type(part()).__name__} needs {name!r}, which no other part of the method sends, uploads or "
-        "keeps for it"
-    )
-    assert f"a part that has {name!r} in sent" in caught.value.remedy
-    assert len(Method(part(), partner).parts) == len(Method(partner, part()).parts) == 2
+@pytest.mark.parametrize("name", ["fedbabu", "fedsol"])
+def test_a_head(name):
+    with pytest.raises(FldiagError, match="whose last child module is its classifier"):
+        setup(config(name, model_options={"hidden": ()}), classification())
 
 
-def test_what_is_needed_may_depend_on_the_options():
-    update = GlobalUpdate("plain", False)
-    Method(GlobalPerturbation(0.1, 1.0, "global"), update)
-    with pytest.raises(FldiagError, match="needs 'register'"):
-        Method(GlobalPerturbation(0.1, 1.0, "fusion"), update)
-    Method(GlobalPerturbation(0.1, 1.0, "fusion"), Register(), update)
-
-
-def test_a_part_cannot_be_its_own_partner():
-    class Narcissus(Part):
-        sent, needs = ("echo_of_narcissus",), ("echo_of_narcissus",)
-
-    with pytest.raises(FldiagError, match="no other part"):
-        Method(Narcissus())
+@pytest.mark.parametrize("name", ["gradaug", "fedalign"])
+def test_stages(name):
+    with pytest.raises(FldiagError, match=r"needs a residual network.*'small_resnet'"):
+        setup(config(name, model="small_cnn", model_options={}), images())
+    with pytest.raises(FldiagError, match=r"needs (images|a residual network)"):
+        setup(config(name), classification())
