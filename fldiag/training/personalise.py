@@ -39,26 +39,11 @@ class GlobalModel:
     rounds: int
 
 
-def personal_plan(setup: Setup) -> Personal | None:
-    """What the run's method does after the last round, if anything; nothing on data without classes.
-
-    Raises FldiagError for a plan that the model cannot follow.
-    """
-    plan = setup.method.personal
-    if plan is None or setup.dataset.regression:
-        return None
-    check_plan(setup, plan)
-    return plan
-
-
-def check_plan(setup: Setup, plan: Personal) -> None:
-    """Raises FldiagError for what cannot be measured on this data and model: better before training than after."""
-    if setup.dataset.regression or (plan.neighbours is not None and not setup.network.has_split):
+def check_plan(setup: Setup) -> None:
+    """Raises FldiagError for data without classes. (What neighbours need, the method asks of the model.)"""
+    if setup.dataset.regression:
         raise FldiagError(
-            "a client's test examples are chosen by class, and neighbours by the features before the head: the data have no "
-            "classes, or the model shows no features",
-            "use data with class labels, and a model that is head(features(x)) with a method features",
-            usage=True,
+            "a client's test examples are chosen by class, and the data have no classes", usage=True
         )
 
 
