@@ -73,7 +73,9 @@ def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
         list(pool.map(range(6)))
 
 
-@pytest.mark.parametrize("executor", ["serial", "processes:1"])
+@pytest.mark.parametrize(
+    "executor", ["serial", pytest.param("processes:1", marks=pytest.mark.slow)]
+)
 def test_a_unit_that_lacks_memory_is_named(executor):
     with (
         open_pool(executor, lack_memory, None) as pool,
@@ -164,6 +166,7 @@ def test_training_and_diagnostics_give_the_same_bits(config, executor, tmp_path)
     pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_died_goes_on_with_the_same_bits(config, tmp_path):
     config = config.replace(rounds=4)
     whole = fldiag.train(config, out=tmp_path / "whole")
@@ -184,6 +187,7 @@ def blocked(_, unit):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_workers_leave_ctrl_c_to_the_main_process(executor):
     words = (

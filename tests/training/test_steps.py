@@ -245,21 +245,3 @@ def test_a_stack_records_what_its_clients_would(name, options, proximal):
     pd.testing.assert_frame_equal(
         found[0][["value", "scaled"]], found[1][["value", "scaled"]], rtol=1e-7, atol=1e-10
     )
-
-
-# -- runs
-
-
-def small(name="fedsol", rounds_=4, **more):
-    return recorded(
-        helpers.config(
-            name, rounds=rounds_, total=4, per_round=2, checkpoint={"clients": "sampled", **more}
-        ),
-        **KL,
-    )
-
-
-# -- refusals, and what drift makes of it
-
-
-DRIFT = {"gradients": False, "representation": False, "rho": ()}
