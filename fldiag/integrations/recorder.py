@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import re
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import data as datasets
-from fldiag import losses, models
+from fldiag import models
 from fldiag.data import Dataset, packed, partition
 from fldiag.data.dataset import ARRAYS
-from fldiag.data.dataset import rows as examples
 from fldiag.errors import FldiagError, counted, error_text
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
@@ -32,7 +30,7 @@ from fldiag.runs import base, given
 from fldiag.runs.checkpoint import State
 from fldiag.runs.open_problem import logits_of, merges, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
-from fldiag.training.evaluate import BATCH, score_rows
+from fldiag.training.evaluate import score_rows, scores_of
 
 #: Bytes of examples up to which a run keeps its own copy of them.
 KEPT = 256 * 2**20
@@ -137,7 +135,7 @@ class Recorder:
         about = provenance(
             seed=seed,
             data=None if self.dataset is None else self.dataset.fingerprint(),
-            architecture=_architecture(self.module),
+            architecture=digest([[n, list(t.shape)] for n, t in self._tensors.items()])[:16],
             module=f"{type(self.module).__module__}.{type(self.module).__qualname__}",
             **base.provenance(self.module),
         )
@@ -476,24 +474,21 @@ class Recorder:
 
 def _evaluated(model: nn.Module, state: State, dataset: Dataset) -> list[Row]:
     """Loss and accuracy of the user's own module in its own eval mode, with these weights."""
-    split, inputs, targets = dataset.evaluation
     model.train()
     model.load_state_dict(state, strict=False)
     model.eval()
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    loss, right, n = 0.0, 0, len(targets)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for i in range(0, n, BATCH):
-            part = slice(i, i + BATCH)
-            x, y = dataset.normalise(examples(inputs, part)), targets[part]
-            z = logits_of(model(x.to(dtype) if x.is_floating_point() else x)).float()
-            z = z[:, None] if z.ndim == 1 else z
-            if not dataset.regression and _is_probability(z):
-                raise FldiagError("the model returns probabilities, and the loss is of logits")
-            loss += float(losses.per_example(z, y).double().sum())
-            right += 0 if dataset.regression else int((losses.predicted(z) == y).sum())
-    scores = {} if dataset.regression else {"accuracy": right / n}
-    return score_rows({**scores, "loss": loss / n, "n": n}, split)
+
+    def outputs(x: Tensor) -> Tensor:
+        z = logits_of(model(x)).float()
+        z = z[:, None] if z.ndim == 1 else z
+        if not dataset.regression and _is_probability(z):
+            raise FldiagError("the model returns probabilities, and the loss is of logits")
+        return z
+
+    with torch.random.fork_rng(devices=[]):
+        scores = scores_of(outputs, dataset, torch.device("cpu"), dtype)
+    return score_rows(scores, dataset.evaluation[0])
 
 
 def _is_probability(z: Tensor) -> bool:
@@ -517,13 +512,6 @@ def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool)
         module = copy.deepcopy(module)
         lora.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
     return module
-
-
-def _architecture(module: nn.Module) -> str:
-    """Tells models apart: by what they print, without addresses in memory, and by the names and shapes of their tensors."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    text = re.sub(r"0x[0-9a-fA-F]+", "", repr(module))
-    return digest(text, [(n, list(t.shape)) for n, t in tensors])[:16]
 
 
 def _plain(value: Any, label: str) -> Tensor:

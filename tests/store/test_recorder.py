@@ -11,7 +11,7 @@ import torch
 from reference import clients_of, value
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
-from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import fldiag
 from fldiag.config import of_run
@@ -514,9 +514,3 @@ def test_training_in_a_recorded_federation_with_inputs_of_several_tensors(tmp_pa
     for name, v in run.checkpoint().state.items():
         mean = sum(len(p) * s[name] for p, s in zip(PARTS, states, strict=True)) / 24
         assert torch.allclose(v, mean, rtol=1e-5, atol=1e-6)
-
-
-def test_random_splits_are_parts_of_the_data(tmp_path):
-    parts = random_split(DATA, [9, 15], torch.Generator().manual_seed(0))
-    run = one_round(tmp_path / "run", data=DATA, clients=parts)
-    assert run.about["config"]["clients"]["total"] == 2
