@@ -281,19 +281,6 @@ def fair(clients=20):
         )
     ]
     rows += [{**whole, "metric": m, "value": v} for m, v in (("ece_floor", 0.02),)]
-    rows += [
-        {
-            **whole,
-            "metric": m,
-            "index": i,
-            "value": x,
-            "low": x - 0.1,
-            "high": x + 0.1,
-            "n_examples": 20 * (i + 1),
-        }
-        for i, x in enumerate(np.linspace(0.3, 0.98, 10))
-        for m in ("bin_accuracy", "bin_confidence")
-    ]
     return fairness.draw(table(rows))
 
 
