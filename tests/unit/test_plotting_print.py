@@ -130,6 +130,7 @@ def square(place, side):
 
 @pytest.mark.parametrize("width", [None, "single"])
 @pytest.mark.parametrize("kind", kinds.KINDS)
+@pytest.mark.slow
 def test_a_picture_can_be_printed_as_it_is(kind, width):
     with sheet.use_sheet(width):
         fig = kinds.KINDS[kind]()
