@@ -104,6 +104,7 @@ def test_what_is_no_executor_is_refused(executor):
         check_executor(executor)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_answer():
     with pytest.raises(FldiagError, match="no workers with fldiag"):
         open_pool("dask:tcp://127.0.0.1:9", draw, None)
@@ -117,7 +118,8 @@ def test_shards_are_all_of_a_plan_each_item_once():
             shard_of(range(10), text)
 
 
-@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_workers_do_not_import_from_the_working_directory(executor, tmp_path):
     for name in ("multiprocessing", "signal"):
         (tmp_path / f"{name}.py").write_text("open('HIT', 'a').write('x')\nraise ImportError\n")

@@ -34,7 +34,7 @@ def recorded(made, **metrics):
 # -- training is left alone
 
 
-@pytest.mark.parametrize("stack", ["off", "on"])
+@pytest.mark.parametrize("stack", [pytest.param("off", marks=pytest.mark.slow), "on"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=map(helpers.label, CASES))
 def test_recording_changes_no_bit(name, options, stack):
     plain = helpers.config(name, options, stack=stack, precision="fp32", momentum=0.9)
