@@ -21,8 +21,7 @@ from fldiag.execution import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.params import Layout, cosine
 from fldiag.plotting import style
-from fldiag.plotting.curves import legend_of_runs, lines
-from fldiag.plotting.tables import compares_runs, select
+from fldiag.plotting.shapes import compares_runs, lines, select
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
@@ -349,11 +348,11 @@ def draw(table: pd.DataFrame) -> Figure:
     with style.paper():
         fig, axes = style.panels(len(panels), 2.1 if looks else 2.6)
         for ax, (label, parts) in zip(axes, panels.items(), strict=True):
-            lines(ax, parts, "", looks)
+            lines(ax, parts, looks)
             ax.set_title(label)
         fig.suptitle("means over clients; bands: ± standard error", fontsize=7)
         if looks:
-            legend_of_runs(fig, looks)
+            style.legend_of_runs(fig, looks)
     return fig
 
 

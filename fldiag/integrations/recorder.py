@@ -337,7 +337,7 @@ class Recorder:
     def _named(self, weights: Any) -> dict[str, Any]:
         """Weights by name. Raises FldiagError for what holds none, or another number of them than the model has."""
         if isinstance(weights, nn.Module):
-            module = unwrap_model(weights)[0]
+            module = unwrap_model(weights)
             if self._merges and not module.training:
                 module = copy_module(module).train()
             return dict(module.state_dict())
@@ -505,7 +505,7 @@ def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool)
         shape, classes = (None, 0) if dataset is None else (dataset.shape, dataset.classes)
         module = models.build(model, shape, classes, allow_code={model})
     else:
-        module = unwrap_model(model)[0]
+        module = unwrap_model(model)
     if trainable:
         module = copy.deepcopy(module)
         lora.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])

@@ -181,7 +181,6 @@ class History:
         self.stack = dataset is not None and stacked(self.network, dataset, stack)
         self._memory = rounds if isinstance(rounds, Mapping) else {}
         self._remarks = tuple(notes)
-        self._shared: dict[str, Any] = {}  # of the problems, which have model and loss in common
         self._current: Stored | None = None
         self.notes: list[Row] = []
 
@@ -493,7 +492,7 @@ class History:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
         if not any(map(len, self.parts)) and not len(self.pool.y[where]):
             raise FldiagError(UNDEALT, "give them when the run is made: clients=, --partition FILE")
-        problem = Problem(
+        return Problem(
             self.network.module,
             losses.criterion(self.dataset.regression, self.dataset.dense),
             self.pool.take(where, name),
@@ -504,8 +503,6 @@ class History:
             memory=self.memory,
             labels={**self.labels, **labels},
         )
-        problem.shared = self._shared
-        return problem
 
     def final_rows(self) -> list[Row]:
         """Loss and accuracy of the last round's aggregated model on the split by which it is judged; none where there are no

@@ -195,7 +195,7 @@ def with_packed_inputs(module: nn.Module, dataset: Dataset | None) -> nn.Module:
     """The module, or where the data set's rows hold several tensors a copy of it that takes such rows and returns one tensor."""
     if dataset is None or dataset.packed is None:
         return module
-    reader = copy.deepcopy(unwrap_model(module)[0])
+    reader = copy.deepcopy(unwrap_model(module))
     reader.register_forward_pre_hook(_Unpack(dataset.packed), with_kwargs=True, prepend=True)
     reader.register_forward_hook(_only_logits)
     return reader
