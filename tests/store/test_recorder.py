@@ -412,13 +412,10 @@ def test_a_run_goes_on_as_one_that_never_stopped(tmp_path):
     with (tmp_path / "run" / "rounds.jsonl").open("ab") as file:
         file.write(b'{"half a line')
     (tmp_path / "run" / "rounds" / "0002.safetensors").write_bytes(b"half a file")
-    with pytest.raises(fldiag.FldiagError, match="another process"):
-        recorder(tmp_path / "run", resume=True)
-    del first
-    with recorder(tmp_path / "run", resume=True) as record:
+    with recorder(tmp_path / "run", resume=True) as record:  # in the place of the first
         play(record, (2, 3))
     with pytest.raises(fldiag.FldiagError, match="closed"):
-        play(record, (2,))
+        play(first, (2,))
     for r in (1, 2, 3):
         a, b = (fldiag.load(tmp_path / name).checkpoint(r) for name in ("run", "whole"))
         assert torch.equal(a.clients, b.clients) and all(
