@@ -149,7 +149,6 @@ class Recorder:
         except BaseException:
             self._stack.close()
             raise
-        self._said = self._about()
         self._last = self.state(self.run.checkpoint().state) if self.run.records else None
         for text in () if self.dataset is None else self.dataset.remarks:
             self.note(text)
@@ -443,10 +442,9 @@ class Recorder:
     def _append(self, t: int, rows: Sequence[Row], **facts: Any) -> None:
         """A line, with what changed of what the run says of itself."""
         about = self._about()
-        if about != self._said:
+        if any(self.run.about[key] != value for key, value in about.items()):
             facts["about"] = about
         self.run.append(t, rows, **facts)
-        self._said = about
 
     def _about(self) -> dict[str, Any]:
         return {
