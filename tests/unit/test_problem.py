@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fldiag
 from fldiag.curvature.lanczos import lanczos
-from fldiag.problem.diagonal import diagonal
+from fldiag.problem.diagonal import diagonal, exact_layers
 from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.problem.exact import exact_layers
 
 N = 40
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
