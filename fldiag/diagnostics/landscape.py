@@ -66,8 +66,7 @@ COLUMNS = {
     "slice": "slice",
     "n_examples": "n",
     "loss": "loss",
-    "sharpness": "sharpness",
-    "points": "points drawn",
+    "points": f"of {POINTS**2:,} points",
     "miss": "largest miss, % of the range",
 }
 
@@ -181,14 +180,20 @@ def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, li
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Sharpness at the centre, and how far the surface can be trusted."""
-    rows, grids = [], surfaces(frame)
-    for grid in grids:
-        (centre,) = only(grid.rows, metric="loss", x=0, y=0).to_dict("records")
+    rows, columns = [], dict(COLUMNS)
+    for grid in surfaces(frame):
+        (row,) = only(grid.rows, metric="loss", x=0, y=0).to_dict("records")
         miss = number(grid.rows, "interpolation_error")
-        row = {**centre, "loss": centre["value"], "sharpness": grid.numbers() or None}
-        row["points"] = f"{grid.losses.size:,} of {POINTS**2:,}"
-        rows.append({**row, "miss": None if miss is None else 100 * miss})
-    yield Small([{c: row[c] for c in COLUMNS} for row in rows], COLUMNS)
+        row |= {"loss": row["value"], "points": grid.losses.size}
+        row["miss"] = None if miss is None else 100 * miss
+        for top in only(grid.rows, metric="eigenvalue", index=1).itertuples():
+            row |= {"lambda_1": top.value, "residual": top.residual}
+            columns |= {"lambda_1": "λ1", "residual": "± (residual)"}
+        for ratio in only(grid.rows, metric="eigenvalue_ratio").itertuples():
+            k = int(ratio.index)
+            row[f"ratio_{k}"], columns[f"ratio_{k}"] = ratio.value, f"λ1/λ{k}"
+        rows.append(row)
+    yield Small([{c: row.get(c) for c in columns} for row in rows], columns)
     values = only(frame, metric="eigenvalue")
     if values["converged"].eq(False).any():
         yield Note("not all eigenvalues converged: raise --max-products")
