@@ -83,7 +83,7 @@ def partition(
         of_measures = path.with_name(f"{path.name}-heterogeneity")
         files = write_table(measures, of_measures, about)
         table = write_text(beside(path, ".csv"), csv_text(counts))
-        pictures = style.write(picture.draw_counts(counts, title=division.title), path)
+        pictures = style.save(picture.draw_counts(counts, title=division.title), path)
         sizes = sizes_of(division.parts)
         row = {
             "clients": len(sizes),

@@ -190,5 +190,5 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
         elif isinstance(picture, bytes):
             paths.append(files.write_bytes(path.with_name(path.name + ending), picture))
         elif isinstance(picture, Figure):
-            paths += style.write(picture, path.with_name(path.name + ending))
+            paths += style.save(picture, path.with_name(path.name + ending))
     return paths

@@ -183,8 +183,8 @@ def _remarks(parts: Sequence[np.ndarray], dataset: data.Dataset, *, is_dealt: bo
 
 def title(config: configs.Config) -> str:
     """Data, partition and number of clients, as a picture says them."""
-    options = [f"{words.symbol(k)} = {v}" for k, v in _options(config).items()]
-    kind = words.PARTITIONS.get(config.partition.kind, config.partition.kind)
+    options = [f"{words.name(k)} = {v}" for k, v in _options(config).items()]
+    kind = words.name(config.partition.kind)
     return ", ".join(
         [words.data(config.data.name), kind, *options, f"{config.clients.total:,} clients"]
     )

@@ -7,6 +7,7 @@ of Lee et al., "FedSOL" (CVPR 2024), figure 8.
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -301,7 +302,9 @@ def draw(frame: pd.DataFrame) -> Figure:
         for i, (grid, fine, z) in enumerate(zip(grids, scale.axes, scale.heights, strict=True)):
             row, column = divmod(i, columns)
             above = fig.add_subplot(cells[3 * row, column], projection="3d", zorder=-i)
-            title = "\n".join(style.wrap(style.plain(grid.run), side, 2, 9.5))
+            title = textwrap.fill(
+                style.plain(style.shorten(grid.run, int(22 * side))), int(12 * side)
+            )
             above.set_title(title, fontsize=8.5, weight="bold")
             _draw_surface(above, fine, z, scale, names)
             below = fig.add_subplot(cells[3 * row + 1, column])

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.tables import floats, names, need, percentiles
+from fldiag.plotting.shapes import floats, names, need, percentiles
 
 PICTURE = "partition chart"
 _FILL: dict[str, Any] = {"color": "#0072B2", "alpha": 0.8}
@@ -65,13 +65,13 @@ def draw_counts(table: pd.DataFrame, *, title: str = "") -> Figure:
             ax.scatter(x, y, s=sizes, linewidths=0, **_FILL)
             _axes(ax, clients, classes, int(tall * 72 / 8))
             if len(panels) > 1:
-                ax.set_title(style.plain(style.wrap(run, width / across - 0.5, size=8.5)[0]))
+                ax.set_title(style.plain(style.shorten(run, int(13 * width / across))))
             ax.set_xlabel("percentile of the clients, in each class" if is_crowd else "client")
             ax.set_ylabel("class")
             ax.label_outer()
         if largest > 0:
             _sizes(fig, largest, area)
-        style.heading(fig, title)
+        fig.suptitle(style.plain(title), fontsize=8)
     return fig
 
 
