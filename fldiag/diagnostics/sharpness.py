@@ -28,7 +28,7 @@ from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
 
 PICTURE = "picture of sharpness"
-KINDS = {"adaptive": "adaptive: ‖δ / |w|‖₂ ≤ ρ", "plain": "plain: ‖δ‖₂ ≤ ρ"}
+KINDS = {"adaptive": "each weight in its own scale", "plain": "all weights in one scale"}
 CASES = {"sharpness": "worst case", "average": "average case"}
 COLUMNS = {
     "run": "checkpoint",
@@ -188,7 +188,9 @@ def draw(frame: pd.DataFrame) -> Figure:
                 bars = {"xerr": np.nan_to_num(floats(rows["stderr"])), "ecolor": "#888888"}
                 options = {"color": look.color, "label": run, **bars}
                 ax.barh(at, floats(rows["value"]), 0.8 / len(looks), **options)
-            ax.set(title=title, xlabel="rise of the loss", ylim=(1.6, -0.6))
+            ax.set(
+                title=title, xlabel="rise of the loss (bars: ± standard error)", ylim=(1.6, -0.6)
+            )
             ax.set_yticks(range(2), list(CASES.values()))
             ax.grid(True, axis="x")
         style.legend(fig, *axes[0].get_legend_handles_labels(), ncols=3)

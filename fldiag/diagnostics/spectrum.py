@@ -48,21 +48,22 @@ LAYERS = {
 }
 #: Decades of the density that are drawn.
 DECADES = 7
-#: Columns of the summary, and what goes without saying in them.
-COLUMNS = {
-    "run": "checkpoint",
-    "metric": "metric",
-    "layer": "layer",
-    "index": "index",
-    "value": "value",
-    "residual": "residual",
-    "stderr": "± stderr",
-    "converged": "converged",
-    "estimator": "estimator",
-    "which": "which",
-    "matrix": "matrix",
-}
+#: Columns of the summary, what goes without saying in them, and headings that are not their names.
+COLUMNS = [
+    "run",
+    "metric",
+    "layer",
+    "index",
+    "value",
+    "residual",
+    "stderr",
+    "converged",
+    "estimator",
+    "which",
+    "matrix",
+]
 USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
+HEADINGS = {"run": "checkpoint", "stderr": "± stderr"}
 
 LAMBDA_1 = Number(
     "lambda_1",
@@ -97,23 +98,16 @@ def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
         values, errors = (
             torch.cat([part[n] for n in names]) for part in (result.values, result.stderr)
         )
-        numbers: dict[str, tuple[float, float | None]] = {
-            "trace": result.trace(names),
-            "diagonal_norm": result.norm(names),
-        }
-        for metric, i in (("diagonal_max", values.argmax()), ("diagonal_min", values.argmin())):
-            numbers[metric] = float(values[i]), None if is_exact else float(errors[i])
-        rows += [
-            {
-                "metric": metric,
-                "layer": layer,
-                "value": value,
-                "stderr": stderr,
-                "estimator": result.estimator(names),
-                "converged": is_exact or result.converged,
-            }
-            for metric, (value, stderr) in numbers.items()
+        extremes = [
+            (float(values[i]), None if is_exact else float(errors[i]))
+            for i in (values.argmax(), values.argmin())
         ]
+        numbers = [result.trace(names), result.norm(names), *extremes]
+        common: Row = {"layer": layer, "estimator": result.estimator(names)}
+        common["converged"] = is_exact or result.converged
+        metrics = ("trace", "diagonal_norm", "diagonal_max", "diagonal_min")
+        for metric, (value, stderr) in zip(metrics, numbers, strict=True):
+            rows.append({**common, "metric": metric, "value": value, "stderr": stderr})
     return rows
 
 
@@ -166,7 +160,6 @@ def pyhessian_rows(
     for name, p in module.named_parameters():
         p.data = views[name]
         p.requires_grad_(name not in problem.frozen)
-    problem.probe()
     batches = [problem.batch(i) for i in range(len(problem.bounds))]
     with problem.guarded(), torch.enable_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
@@ -191,25 +184,20 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """All rows but the density's, without the columns in which only the usual stands; and which numbers are rough."""
     frame = frame[frame["metric"] != "density"]
     columns = {
-        column: heading
-        for column, heading in COLUMNS.items()
-        if column in ("run", "metric", "index", "value")
-        or (column in frame.columns and set(frame[column].dropna()) - USUAL.get(column, set()))
+        c: HEADINGS.get(c, c)
+        for c in frame.columns.intersection(COLUMNS)
+        if set(frame[c].dropna()) - USUAL.get(c, set())
     }
-    values = frame[list(columns)]
-    yield Small(values.astype(object).where(values.notna(), None).to_dict("records"), columns)
+    values = frame[[c for c in COLUMNS if c in columns]].astype(object)
+    yield Small(values.where(values.notna(), None).to_dict("records"), columns)
     if options["engine"] == "pyhessian":
         yield Note("PyHessian's own estimates and stopping rules; they come without errors")
-        return
-    rough = set(frame.loc[~frame["converged"].fillna(True).astype(bool), "metric"])
+    rough = set(frame.loc[frame["converged"].eq(False).fillna(False), "metric"])
     if "eigenvalue" in rough:
-        yield Note(
-            "not all eigenvalues converged: their residuals say how far they can be off; raise --max-products"
-        )
+        yield Note("not all eigenvalues converged within their residuals: raise --max-products")
     if "trace" in rough:
         yield Note(
-            "the trace is an estimate whose standard error is above 2 %, and entries of the diagonal are rougher; raise "
-            "--max-products"
+            "the trace's standard error is above 2 %, and the diagonal is rougher: raise --max-products"
         )
 
 
@@ -397,23 +385,17 @@ def spectrum(
 
     Raises FldiagError when the loss is not a finite function of the weights alone, or no tensor matches.
     """
-    is_beyond_a_block = trace or density
-    is_beyond_pyhessian = density or save_vectors or per_layer or matrix != "hessian"
-    if (params is not None and is_beyond_a_block) or (trace and matrix != "hessian"):
-        raise FldiagError(
-            "trace and density are of the whole model, and the trace is that of the Hessian",
-            "leave out --params and --matrix",
-            usage=True,
-        )
+    is_whole = params is None and problem.weight_decay == 0 and matrix == "hessian"
+    is_more = density or save_vectors or per_layer or problem.dtype != torch.float32
+    if (params is not None and (trace or density)) or (trace and matrix != "hessian"):
+        text = "trace and density are of the whole model, and the trace is that of the Hessian"
+        raise FldiagError(text, "leave out --params and --matrix", usage=True)
+    if engine == "pyhessian" and (is_more or not is_whole):
+        text = "PyHessian knows eigenvalues of largest magnitude and the trace, in float32, without weight decay"
+        raise FldiagError(text, "leave out --engine pyhessian, or the other options", usage=True)
     most = max_products or max(100, 8 * k)
     rows = problem.centre.rows(problem)
     if engine == "pyhessian":
-        if is_beyond_pyhessian or params or problem.weight_decay or problem.dtype != torch.float32:
-            raise FldiagError(
-                "PyHessian knows eigenvalues of largest magnitude and the trace, in single precision, without weight decay",
-                "leave out --engine pyhessian, or the other options",
-                usage=True,
-            )
         rows += pyhessian_rows(problem, k, trace, tol, most, seed)
         return table(rows, **problem.common)
     names = problem.layout.names if params is None else problem.tensors(params)
@@ -439,12 +421,12 @@ def spectrum(
             rows += density_rows(problem, pairs, matrix, seed)
     frame = table(rows, **problem.common)
     if save_vectors:
-        vectors = pairs.vectors.to("cpu", problem.dtype)
-        shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
-        pieces = vectors.split([shapes[n].numel() for n in names], dim=1)
-        named = {
-            n: piece.reshape(-1, *shapes[n]).contiguous()
-            for n, piece in zip(names, pieces, strict=True)
-        }
-        frame.attrs["vectors"] = Vectors(named)
+        vectors, start = pairs.vectors.to("cpu", problem.dtype), 0
+        pieces = {}
+        for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True):
+            if n in names:
+                end = start + shape.numel()
+                pieces[n] = vectors[:, start:end].reshape(-1, *shape).contiguous()
+                start = end
+        frame.attrs["vectors"] = Vectors(pieces)
     return frame
