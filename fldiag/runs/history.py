@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,7 +131,7 @@ class History:
             if dataset is None
             else ExamplePool(dataset, self.parts, samples, self.device, dtype)
         )
-        self.stack = dataset is not None and stacked(self.network, dataset, stack)
+        self.stack: str = stack
         self.name, self.files = name, dict(files or {})
         self._rounds, self._remarks, self._steps = dict(sorted(rounds.items())), tuple(notes), steps
         self.remedy = REMEDY
@@ -570,6 +571,11 @@ class History:
 
     # -- computing
 
+    @cached_property
+    def is_stacked(self) -> bool:
+        """Whether models are evaluated side by side."""
+        return self._dataset is not None and stacked(self.network, self._dataset, self.stack)
+
     def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> CohortScores:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
         split alone, which comes first."""
@@ -577,7 +583,7 @@ class History:
             self.network,
             self.pool,
             models,
-            stack=self.stack,
+            stack=self.is_stacked,
             first=self.pool.test.stop if test else None,
         )
 

@@ -136,10 +136,10 @@ def test_stacking_is_a_rule_or_a_wish():
     data = separable()
     made = history(small, data, [np.arange(4)], stored(identity(), [always(0)]))
     assert (
-        made.stack
+        made.is_stacked
         and not history(
             small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="off"
-        ).stack
+        ).is_stacked
     )
     from fldiag.models.network import Network
 
