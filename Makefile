@@ -5,7 +5,7 @@
 # make test-oldest: the quick tests with the oldest torch, in an environment of its own; TORCH=2.9 takes another.
 # make coverage: which lines the quick tests run, in htmlcov/index.html.
 # make wheel: wheel and source archive in dist/, and the tests of the wheel in an environment without a clone.
-# make docs: the documentation in site/, built strictly; it runs the gallery and the notebooks, and needs no network.
+# make docs: the documentation in site/, built strictly; it draws the gallery, and needs no network.
 # All reuse .venv; nothing is installed twice.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -80,4 +80,4 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .venv-torch-* htmlcov .coverage dist site docs/gallery_made docs/reference/made fldiag-out .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* htmlcov .coverage dist site docs/made docs/reference/made fldiag-out .pytest_cache .hypothesis

@@ -1,17 +1,18 @@
 """Whether this working tree gives the numbers of commit 35863d3, diagnostic by diagnostic.
 
     python analyses/same_numbers.py make FOLDER      once: that commit's runs and its numbers
-    python analyses/convert_runs.py FOLDER/runs/* --out FOLDER/runs.new    its runs in today's format
     python analyses/same_numbers.py compare FOLDER   this tree's numbers of the same weights
                                                      [--only drift matching]
 
 ``make`` unpacks the commit into FOLDER/source. Its code trains two runs and records two, and
-diagnoses these and the example checkpoints, in one thread. ``compare`` lets the code of this tree
-diagnose the same files and train the two trained runs again. Rows are matched by what names them
-(metric, client, round, ...). A number may differ by 1e-6 of the largest one of its metric in the
-table, by the residuals of both, and by five standard errors where it is an estimate. One line a
-table, and one for each metric that differs, is missing or is new; exit code 1 where a number
-differs or a row is missing that is not named in GONE. About three minutes of one core.
+diagnoses these and the example checkpoints, in one thread. Commit 848c3bd5 has
+``analyses/convert_runs.py``, which writes FOLDER/runs in today's format to FOLDER/runs.new.
+``compare`` lets the code of this tree diagnose the same files and train the two trained runs again.
+Rows are matched by what names them (metric, client, round, ...). A number may differ by 1e-6 of the
+largest one of its metric in the table, by the residuals of both, and by five standard errors where
+it is an estimate. One line a table, and one for each metric that differs, is missing or is new; exit
+code 1 where a number differs or a row is missing that is not named in GONE. About three minutes of
+one core.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def main() -> int:
     parser.add_argument("task", choices=["make", "compare", "measure"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="these diagnostics")
-    parser.add_argument("--side", choices=["then", "now"], default="now", help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, default="now", help=argparse.SUPPRESS)
     args = parser.parse_args()
     folder = args.folder.resolve()
     if args.task == "measure":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -241,33 +241,28 @@ def draw(
             f"table is a {type(table).__name__}", "give what fldiag.diagnose returned", usage=True
         )
     of = name or str(table.attrs.get("diagnostic", ""))
-    if of == "diff" and ax is None:
-        _show_figures()
-        with sheet.use_sheet(width):
-            return picture.draw(table)
     if not of:
         raise FldiagError(
             "the table does not say which diagnostic it is of", "give name=", usage=True
         )
-    entry = registry.diagnostic.get(of)
-    if "diagnostic" in table.columns:
+    if "diagnostic" in table.columns and of != "diff":
         table = table[table["diagnostic"] == of].drop(columns="diagnostic")
-    main_picture = entry.drawings.get("")
-    if main_picture is None:
+    drawings: Mapping[str, registry.Draw] = (
+        {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
+    )
+    if "" not in drawings:
         raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
-    if ax is None:
-        _show_figures()
-        with sheet.use_sheet(width):
-            figure = main_picture(table)
-        if figure is None:
-            raise FldiagError(
-                f"this table of {of!r} has nothing to draw", "see its rows", usage=True
-            )
-        return figure
-    if "ax" not in inspect.signature(main_picture).parameters:
-        raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
-    main_picture(table, ax=ax)
-    return ax
+    if ax is not None:
+        if "ax" not in inspect.signature(drawings[""]).parameters:
+            raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
+        drawings[""](table, ax=ax)
+        return ax
+    _show_figures()
+    with sheet.use_sheet(width):
+        figure: Figure | None = drawings[""](table)
+    if figure is None:
+        raise FldiagError(f"this table of {of!r} has nothing to draw", "see its rows", usage=True)
+    return figure
 
 
 def catalogue(kind: str) -> dict[str, str]:

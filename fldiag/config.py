@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import pydantic
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from fldiag import minilm, names, registry, user_code
-from fldiag.errors import FldiagError, nearest, unknown
+from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     LARGEST,
     PARTITION_OPTIONS,
@@ -35,6 +36,8 @@ from fldiag.sections import (
 
 #: Of a section whose other keys depend on what is chosen, the key that chooses.
 MAIN_KEYS = {"method": "name", "model": "name", "partition": "kind"}
+#: The key of a file that decides numbers -> the key of its digest, in the same section.
+DIGESTS = {"partition.path": "digest", "train.initial": "initial_digest"}
 #: What decides no number: names, where files lie (their digests count), and what the checkpoints hold.
 NEUTRAL: Any = {
     "name": True,
@@ -88,55 +91,46 @@ class Config(ConfigSection):
     @classmethod
     def _resolve(cls, tree: Any) -> Any:
         """Fill and check the options of the named method and model from their signatures."""
-        sections = {
-            name: dict(value) if isinstance(value, (Mapping, BaseModel)) else value
-            for name, value in tree.items()
-        }
-        method = sections["method"] = {"name": "fedavg", **sections.get("method", {})}
-        model = sections["model"] = {"name": "small_cnn", **sections.get("model", {})}
-        shared: tuple[
-            str, ...
-        ] = ()  # options of the method that live in the model, such as stochastic depth
+        tree = {k: dict(v) if isinstance(v, (Mapping, BaseModel)) else v for k, v in tree.items()}
+        if not all(isinstance(tree.get(name, {}), dict) for name in ("method", "model")):
+            return tree  # which the sections refuse
+        method = {"name": "fedavg", **tree.get("method", {})}
+        model = {"name": "small_cnn", **tree.get("model", {})}
         if ":" not in str(method["name"]):
-            entry = registry.method.get(str(method["name"]))
-            sections["method"] = _with_defaults(entry, method)
-            shared = entry.meta["model"]
-            model |= {key: sections["method"][key] for key in shared}
+            method = _with_defaults(registry.method.get(str(method["name"])), method)
+            # options of the method that live in the model, such as stochastic depth
+            shared = registry.method.get(method["name"]).meta["model"]
+            model |= {key: method[key] for key in shared}
+        else:
+            shared = ()
         if ":" not in str(model["name"]):
             entry = registry.model.get(str(model["name"]))
-            if not set(shared) <= entry.options.model_fields.keys():
+            options = entry.options.model_fields
+            if not options.keys() >= {*shared}:
                 raise FldiagError(
                     f"method {method['name']!r} needs a model with the option {shared[0]!r}, and {model['name']!r} has none",
                     f"fldiag explain {method['name']} says which models have it",
                     usage=True,
                 )
-            if "vocabulary" in entry.options.model_fields:
-                data = dict(sections.get("data", {}))
+            data = dict(tree.get("data", {}))
+            if "vocabulary" in options:
                 size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
                 model.setdefault("vocabulary", size or VOCABULARY)
-            sections["model"] = _with_defaults(entry, model)
-        return sections
-
-    @model_validator(mode="after")
-    def _check_tokenizer(self) -> Config:
-        if self.model.name == "minilm" and self.data.tokenizer != "minilm":
-            raise ValueError(
-                "model.name = 'minilm' knows its own word pieces only; set data.tokenizer = 'minilm'"
-            )
-        return self
+            if model["name"] == "minilm" and data.get("tokenizer") != "minilm":
+                raise ValueError("minilm knows its own word pieces only; set data.tokenizer")
+            model = _with_defaults(entry, model)
+        return {**tree, "method": method, "model": model}
 
     @property
     def hash(self) -> str:
         """16 hex digits over everything that decides the bits of the run and differs from its default."""
         tree = self.model_dump(mode="json", exclude_defaults=True, exclude=NEUTRAL)
         for section, entries in (("method", registry.method), ("model", registry.model)):
-            chosen = getattr(self, section)
-            if ":" not in chosen.name:
-                defaults = entries.get(chosen.name).options.model_fields
-                tree[section] = {"name": chosen.name} | {
-                    k: v
-                    for k, v in tree.get(section, {}).items()
-                    if k not in defaults or v != _plain(defaults[k].default)
+            name, own = getattr(self, section).name, tree.get(section, {}).items()
+            if ":" not in name:
+                defaults = entries.get(name).options.model_construct().model_dump(mode="json")
+                tree[section] = {"name": name} | {
+                    k: v for k, v in own if (k, v) not in defaults.items()
                 }
         tree = {key: value for key, value in tree.items() if value != {}}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
@@ -179,7 +173,7 @@ class Config(ConfigSection):
         """A config as a run stored it: of the code that it names only ``allow_code`` may be imported."""
         config = cls.model_validate(tree)
         if config.allowed_code:
-            config._consent = frozenset(allow_code)
+            config._consent = user_code.consent(allow_code)
         return config
 
     @property
@@ -214,10 +208,6 @@ def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[st
     return {"name": entry.name, **entry.validate(options)}
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("__", "."): value for key, value in keys.items()}
 
@@ -244,31 +234,19 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
     overrides = dict(overrides or {})
     for section, key in MAIN_KEYS.items():
         name, old = overrides.get(f"{section}.{key}"), sections.get(section, {})
-        if name is not None and isinstance(old, dict) and name != old.get(key):
+        if name is not None and name != old.get(key):
             if section == "method":
                 _drop_method(sections)
             sections[section] = {
                 k: v for k, v in old.items() if (section, k) == ("partition", "seed")
             }
-    for section, key, digest in (
-        ("partition", "path", "digest"),
-        ("train", "initial", "initial_digest"),
-    ):
-        if f"{section}.{key}" in overrides:
-            sections.get(section, {}).pop(digest, None)  # of another file
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")
-        if key and isinstance(sections.setdefault(section, {}), dict):
-            sections[section][key] = value
-        else:
-            sections[section] = value
-    for name, value in sections.items():
-        if name in Config.model_fields and name not in settings() and not isinstance(value, dict):
-            raise FldiagError(
-                f"config: {name} = {value!r} is a section, whose keys are set one by one",
-                nearest(f"{name}.name", [key for key in settings() if key.startswith(f"{name}.")]),
-                usage=True,
-            )
+        table = sections.get(section)
+        table = table if isinstance(table, dict) else {}
+        if dotted in DIGESTS:
+            table.pop(DIGESTS[dotted], None)  # of another file
+        sections[section] = {**table, key: value} if key else value
     try:
         return Config.model_validate(sections)
     except pydantic.ValidationError as error:
@@ -318,66 +296,61 @@ def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str]
     """
     try:
         stored = json.loads((folder / "run.json").read_text("utf-8"))["config"]
-        total, data, model = stored["clients"]["total"], dict(stored["data"]), dict(stored["model"])
+        total, partition = stored["clients"]["total"], stored.get("partition", {})
+        tree = {key: dict(stored.get(key, {})) for key in ("data", "model", "method")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FldiagError(f"{folder} is not a run ({type(error).__name__})", usage=True) from None
-    if data.get("name") in (None, "npz:data.npz") and (folder / "data.npz").is_file():
-        data["name"] = f"npz:{folder / 'data.npz'}"
-    partition = stored.get("partition", {"kind": "file"})
-    if partition["kind"] == "file" or partition["kind"] not in PARTITION_OPTIONS:
-        partition = {"kind": "file", "path": str(folder)}
-    sections = {"method": stored.get("method", {}), "model": model}
-    _drop_method(sections)
-    for name, section in (("data", data), ("model", model)):
+    _drop_method(tree)
+    if tree["data"].get("name") in (None, "npz:data.npz") and (folder / "data.npz").is_file():
+        tree["data"]["name"] = f"npz:{folder / 'data.npz'}"
+    for name, section in tree.items():
         if not section.get("name") and f"{name}.name" not in overrides:
             raise FldiagError(
                 f"{folder} was recorded without a name of its {name}",
                 f"name it: --set {name}.name=...",
                 usage=True,
             )
+    if partition.get("kind", "file") not in PARTITION_OPTIONS.keys() - {"file"}:
+        partition = {"kind": "file", "path": str(folder)}
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
-    tree = {"data": data, "model": model, "partition": partition, "clients": clients}
+    tree |= {"partition": partition, "clients": clients}
     config = build({**tree, "name": folder.name}, overrides)
-    if config.allowed_code:
-        config._consent = user_code.consent(allow_code).union(user_code.names(overrides).values())
-    return config
+    return Config.from_stored(
+        config.model_dump(), [*allow_code, *user_code.names(overrides).values()]
+    )
 
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Everything of a stored config but the seed and what leaves the numbers as they are."""
-    config = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tree.items()}
-    for key in ("seed", "name", "checkpoint", "metrics"):
-        config.pop(key, None)
-    for section, key in (("data", "root"), ("partition", "path"), ("train", "initial")):
-        config.get(section, {}).pop(key, None)
-    return config
+    neutral = NEUTRAL | {"seed": True, "metrics": True}
+    return {
+        name: {key: v for key, v in section.items() if key not in neutral.get(name, ())}
+        if isinstance(section, Mapping)
+        else section
+        for name, section in tree.items()
+        if neutral.get(name) is not True
+    }
 
 
 def parse_override(text: str) -> tuple[str, Any]:
     """``"method.rho=2.0"`` -> ("method.rho", 2.0). The value is read as TOML, else as a bare string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise FldiagError(
-            f"--set {text!r} is not of the form key=value",
-            "write for example --set method.rho=2.0",
-            usage=True,
-        )
+    key, equals, value = map(str.strip, text.partition("="))
+    if not equals:
+        raise FldiagError(f"--set {text!r} is not of the form key=value", usage=True)
     try:
-        return key.strip(), tomllib.loads(f"v = {value.strip()}")["v"]
-    except RecursionError:
-        raise FldiagError(f"--set {key.strip()}: nested too deeply", usage=True) from None
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key, tomllib.loads(f"v = {value}")["v"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return key, value
 
 
 def _read(source: str | Path) -> dict[str, Any]:
-    path, texts = Path(source), names.preset_texts()
+    """A TOML file or, of that name, a preset."""
+    texts = names.preset_texts()
     name = str(source).removeprefix("presets/").removesuffix(".toml")
+    is_file = os.path.isfile(source)
+    if not is_file and name not in texts:
+        raise unknown("preset", str(source), texts)
     try:
-        if path.is_file():
-            return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(Path(source).read_text("utf-8") if is_file else texts[name])
     except (OSError, ValueError, RecursionError) as error:
         raise FldiagError(f"{source} is not valid TOML: {error}", usage=True) from None
-    if name not in texts:
-        raise unknown("preset", str(source), texts)
-    return tomllib.loads(texts[name])

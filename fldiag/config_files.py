@@ -27,27 +27,21 @@ def read_partition(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """
     path = Path(path)
     file = _file_of_run(path) if path.is_dir() else path
-    if not file.is_file():
-        raise FldiagError(
-            f"partition {path} is not there",
-            "give an npz or JSON file: client -> indices",
-            usage=True,
-        )
+    remedy = "give an npz or JSON file: client -> indices of its training examples"
     try:
         parts = _read_json(file) if file.suffix == ".json" else _read_npz(file)
+    except FileNotFoundError:
+        raise FldiagError(f"partition {path} is not there", remedy, usage=True) from None
     except Exception as error:  # a damaged file can make its reader raise anything
-        raise FldiagError(
-            f"{path} is not a partition: {first_line(error)}",
-            "give an npz or JSON file: client -> indices of its training examples",
-        ) from None
+        raise FldiagError(f"{path} is not a partition: {first_line(error)}", remedy) from None
     for name, index in parts.items():
         if index.ndim != 1 or index.dtype.kind not in "iu" or (len(index) and index[0] < 0):
+            values = f"{index.dtype} {list(index.shape)}"
             raise FldiagError(
-                f"{path}: client {name} has {index.dtype} {list(index.shape)}, not indices of examples",
-                "give each client a list of whole numbers from 0",
+                f"{path}: client {name} has {values}, not indices of examples", remedy
             )
     if not parts:
-        raise FldiagError(f"{path} names no client", "give an npz or JSON file: client -> indices")
+        raise FldiagError(f"{path} names no client", remedy)
     return {name: index.astype(np.int64) for name, index in parts.items()}
 
 
@@ -72,10 +66,11 @@ def _file_of_run(folder: Path) -> Path:
 
 def _read_json(file: Path) -> dict[str, np.ndarray]:
     content = json.loads(file.read_text("utf-8"))
-    clients = content.values() if isinstance(content, dict) else content
-    if not (isinstance(content, dict | list) and all(isinstance(c, list) for c in clients)):
+    if isinstance(content, list):
+        content = dict(enumerate(content))
+    if not all(isinstance(indices, list) for indices in content.values()):
         raise ValueError("its JSON is no dict or list of lists")
-    return _sorted(dict(enumerate(content)) if isinstance(content, list) else content)
+    return _sorted(content)
 
 
 def _read_npz(file: Path) -> dict[str, np.ndarray]:

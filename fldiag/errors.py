@@ -39,22 +39,13 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-#: More names than these are not listed where one of them is close.
-LISTED = 12
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
-    """``did you mean 'x'?`` and the valid names, as far as they help: the tail of every unknown-name message."""
-    names = sorted(names)
-    folded = {n.casefold(): n for n in names}
+    """``did you mean 'x'?`` or else the valid names: the tail of every unknown-name message."""
+    folded = {n.casefold(): n for n in sorted(names)}
     close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
-    hint = f"did you mean {folded[close[0]]!r}?" if close else ""
-    listed = (
-        f"known: {', '.join(names)}"
-        if not close or len(names) <= LISTED
-        else f"({len(names)} are known)"
+    return (
+        f"did you mean {folded[close[0]]!r}?" if close else f"known: {', '.join(folded.values())}"
     )
-    return f"{hint} {listed}".strip()
 
 
 def unknown(kind: str, name: str, names: Iterable[str]) -> FldiagError:

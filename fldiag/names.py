@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+from fldiag import registry
 from fldiag.errors import unknown
 from fldiag.registry import entry_points, load_entry_point, package
 
@@ -57,7 +58,6 @@ def of(kind: str) -> dict[str, str]:
     if kind not in KINDS:
         return dict(sorted(load_entry_point(entry_points("fldiag.lists")[kind], "list")().items()))
     of_packages = {n: f"(from {package(p)})" for n, p in entry_points(f"fldiag.{kind}").items()}
-    registry = sys.modules["fldiag.registry"]
     imported = getattr(registry, KINDS[kind][0]).entries
     of_this_process = {name: entry.headline for name, entry in imported.items()}
     of_fldiag = {name: item.summary for name, item in built_in(kind).items()}
@@ -67,9 +67,8 @@ def of(kind: str) -> dict[str, str]:
 @cache
 def built_in(kind: str) -> dict[str, Item]:
     """What the source files register, by name."""
-    registry, *folders = KINDS[kind]
-    root = Path(__file__).parent
-    files = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+    registry, folder = KINDS[kind]
+    files = sorted((Path(__file__).parent / folder).rglob("*.py"))
     return dict(item for path in files for item in _registered(path, registry))
 
 
@@ -87,29 +86,24 @@ def preset_texts() -> dict[str, str]:
 
 def _registered(path: Path, registry: str) -> Iterator[tuple[str, Item]]:
     """Functions decorated with ``@REGISTRY("name", ...)``, and of data sets the tables SETS."""
+    node: Any
     for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
-            for call in node.decorator_list:
-                if isinstance(call, ast.Call) and _last(call.func) == registry:
-                    options = {k.arg: k.value for k in call.keywords}
-                    on = _texts(options["on"])[0] if "on" in options else "problem"
-                    summary = (ast.get_docstring(node) or "").split("\n")[0]
-                    yield _texts(call)[0], Item(summary, on)
-        if registry == "dataset" and isinstance(node, (ast.Assign, ast.AnnAssign)):
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            if _last(target) == "SETS" and isinstance(node.value, ast.Dict):
-                for key, value in zip(node.value.keys, node.value.values, strict=True):
-                    if key is not None:
-                        yield _texts(key)[0], Item(_texts(value)[0])
+        for call in getattr(node, "decorator_list", []):
+            if _last(getattr(call, "func", call)) == registry:
+                on = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "on"]
+                summary = (ast.get_docstring(node) or "").split("\n")[0]
+                yield call.args[0].value, Item(summary, *on)
+        if registry == "dataset" and "SETS" in map(_last, _targets(node)):
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                texts = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant)]
+                yield key.value, Item(str(texts[0]))
+
+
+def _targets(node: ast.AST) -> list[ast.AST]:
+    """What a statement assigns to."""
+    return getattr(node, "targets", [getattr(node, "target", node)])
 
 
 def _last(node: ast.AST) -> str:
     """``registry.method`` and ``method`` -> "method"."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
-
-
-def _texts(node: ast.AST) -> list[str]:
-    """The strings of an expression, outer ones first."""
-    return [
-        n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
-    ]

@@ -35,6 +35,15 @@ Progress = Callable[[int, int, str], None]
 Need = Literal["public", "stages"]
 NEEDS: tuple[Need, ...] = typing.get_args(Need)
 
+STRICT = pydantic.ConfigDict(
+    extra="forbid",
+    frozen=True,
+    arbitrary_types_allowed=True,
+    allow_inf_nan=False,
+    validate_default=True,
+    protected_namespaces=(),
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Entry:
@@ -57,32 +66,22 @@ class Entry:
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
-        signature = inspect.signature(self.build)
-        parameters = {n: p for n, p in signature.parameters.items() if self.is_option(p)}
+        parameters = inspect.signature(self.build).parameters.values()
+        defaults = {p.name: p.default for p in parameters if self.is_option(p)}
         # hints of options only: those of the subject may name what is imported when something is measured
-        annotations = {n: h for n, h in self.build.__annotations__.items() if n in parameters}
+        annotations = {n: h for n, h in self.build.__annotations__.items() if n in defaults}
         annotated = types.SimpleNamespace(__annotations__=annotations)
         hints = typing.get_type_hints(annotated, self.build.__globals__, include_extras=True)
-        fields: dict[str, Any] = {}
-        for name, p in parameters.items():
-            default = ... if p.default is p.empty else p.default
-            fields[name] = (hints.get(name, Any), default)
-        config = pydantic.ConfigDict(
-            extra="forbid",
-            frozen=True,
-            arbitrary_types_allowed=True,
-            allow_inf_nan=False,
-            validate_default=True,
-            protected_namespaces=(),
-        )
-        return pydantic.create_model(f"{self.name}_options", __config__=config, **fields)
+        fields: dict[str, Any] = {
+            name: (hints.get(name, Any), ... if default is inspect.Parameter.empty else default)
+            for name, default in defaults.items()
+        }
+        return pydantic.create_model(f"{self.name}_options", __config__=STRICT, **fields)
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter of ``build`` is an option."""
-        return parameter.name not in self.arguments and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
+        kinds = (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        return parameter.name not in self.arguments and parameter.kind not in kinds
 
     def validate(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options with defaults filled in.
@@ -112,7 +111,9 @@ def explain(error: pydantic.ValidationError, subject: str, keys: Iterable[str]) 
         remedy = f"did you mean {in_section[0]!r}?" if in_section else nearest(key, keys)
         return FldiagError(f"{subject}: unknown key {key!r}", remedy, usage=True)
     if first["type"] == "value_error":  # a sentence of a validator of ours
-        return FldiagError(f"{subject}: {key}: {first['ctx']['error']}", usage=True)
+        return FldiagError(
+            ": ".join(filter(None, (subject, key, str(first["ctx"]["error"])))), usage=True
+        )
     what = f"{subject}: {key} = {first['input']!r} is not valid"
     return FldiagError(what, first["msg"][0].lower() + first["msg"][1:], usage=True)
 
@@ -151,10 +152,8 @@ class Diagnostic(Entry):
     @property
     def drawings(self) -> dict[str, Draw]:
         """Drawing functions by the ending of their files' names; the main picture's is empty."""
-        if self.draw is None:
-            return {}
         draws = self.draw if isinstance(self.draw, Mapping) else {"": self.draw}
-        return {ending: _drawing(draw) for ending, draw in draws.items()}
+        return {ending: _drawing(draw) for ending, draw in draws.items() if draw is not None}
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         return parameter.kind is parameter.KEYWORD_ONLY
@@ -163,38 +162,37 @@ class Diagnostic(Entry):
     def drawing_options(self) -> list[str]:
         """Options that say how to draw, and change no number: ``Field(json_schema_extra={"drawing": True})``. A drawing function
         reads them in the table's ``attrs["options"]``."""
-        return [name for name in self.options.model_fields if self._extra(name, "drawing")]
+        return list(self._marks("drawing"))
 
     def is_joint(self, options: Mapping[str, Any]) -> bool:
         """Whether all targets are one subject, a list of Problem: of a plane through three. Where that depends on an option, its
-        Field names the values: ``json_schema_extra={"joint": ["plane"]}``, or True for all but None."""
-        joint = {name: self._extra(name, "joint") for name in self.options.model_fields}
-        return self.on == "checkpoints" or any(
-            options[name] is not None if values is True else options[name] in values
-            for name, values in joint.items()
-            if values
-        )
+        Field names the values: ``json_schema_extra={"joint": ["plane"]}``."""
+        joint = self._marks("joint").items()
+        return self.on == "checkpoints" or any(options[name] in values for name, values in joint)
 
     def variant(self, options: Mapping[str, Any]) -> str:
         """What tells a table from the usual one, which a report shows beside it: the words chosen by options that change numbers
         (not those of ``fldiag.choices`` that say where a run's model and data are)."""
+        silent = {*self._marks("drawing"), *self._marks("source")}
         return ", ".join(
             options[name]
             for name, option in self.options.model_fields.items()
             if isinstance(options.get(name), str)
             and options[name] != option.default
-            and not self._extra(name, "drawing")
-            and not self._extra(name, "source")
+            and name not in silent
         )
 
     def has_vectors(self, options: Mapping[str, Any]) -> bool:
         """Whether the table carries tensors in ``attrs["vectors"]``, which no cache keeps: an option asks for them whose Field
         says ``json_schema_extra={"vectors": True}``."""
-        return any(options[n] and self._extra(n, "vectors") for n in self.options.model_fields)
+        return any(options[name] for name in self._marks("vectors"))
 
-    def _extra(self, name: str, key: str) -> Any:
-        extra = self.options.model_fields[name].json_schema_extra
-        return extra.get(key) if isinstance(extra, dict) else None
+    def _marks(self, key: str) -> dict[str, Any]:
+        """What the options' ``json_schema_extra`` say under a key, by option."""
+        extras = {n: f.json_schema_extra for n, f in self.options.model_fields.items()}
+        return {
+            n: extra[key] for n, extra in extras.items() if isinstance(extra, dict) and key in extra
+        }
 
 
 def _drawing(draw: Draw | str) -> Draw:
@@ -220,9 +218,9 @@ class Registry(Generic[E]):
     """
 
     def __init__(
-        self, kind: str, *packages: str, arguments: tuple[str, ...] = (), entry: Callable[..., E]
+        self, kind: str, package: str, entry: Callable[..., E], arguments: tuple[str, ...] = ()
     ):
-        self.kind, self.packages, self.arguments, self._entry = kind, packages, arguments, entry
+        self.kind, self.package, self._entry, self.arguments = kind, package, entry, arguments
         self.entries: dict[str, E] = {}  # what is imported so far
         self._is_complete = False
 
@@ -249,11 +247,9 @@ class Registry(Generic[E]):
 
     def own(self, name: str, build: Callable[..., Any]) -> E:
         """The entry of a function that the user named ``pkg.mod:function``; it may be decorated, as in a package."""
-        if name not in self.entries:
-            entry = next((e for e in self.entries.values() if e.build is build), None)
-            entry = entry or self._entry(self.kind, name, build, self.arguments)
-            self.entries[name] = dataclasses.replace(entry, name=name)
-        return self.entries[name]
+        same = [entry for entry in self.entries.values() if entry.build is build]
+        entry = same[0] if same else self._entry(self.kind, name, build, self.arguments)
+        return self.entries.setdefault(name, dataclasses.replace(entry, name=name))
 
     def plugins(self) -> dict[str, EntryPoint]:
         """What other packages bring, by name; nothing is imported."""
@@ -261,20 +257,18 @@ class Registry(Generic[E]):
 
     def names(self) -> list[str]:
         """All there are, sorted; those of other packages are not imported."""
-        self._import_all()
+        self._import("")
         return sorted({*self.entries, *self.plugins()})
 
     def get(self, name: str) -> E:
         """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
-        self._import(name)
-        if name not in self.entries and name in self.plugins():
+        if name not in self:
+            raise unknown(self.kind, name, self.names())
+        if name not in self.entries:
             point = self.plugins()[name]
             load_entry_point(point, self.kind)
             if name not in self.entries:
-                cause = FldiagError(f"{point.value} registers no {self.kind} of that name")
-                raise unusable(point, self.kind, cause)
-        if name not in self.entries:
-            raise unknown(self.kind, name, self.names())
+                raise unusable(point, self.kind, FldiagError("it registers another name"))
         return self.entries[name]
 
     def __contains__(self, name: str) -> bool:
@@ -283,19 +277,16 @@ class Registry(Generic[E]):
 
     def _import(self, name: str) -> None:
         """Import the file of fldiag's own that has the entry's name, if there is one; else all of them."""
+        if name in self.entries or self._is_complete:
+            return
         file = str(name).replace("-", "_")
-        for package in self.packages if file.isidentifier() and name not in self.entries else ():
-            if importlib.util.find_spec(f"{package}.{file}"):
-                importlib.import_module(f"{package}.{file}")
+        if file.isidentifier() and importlib.util.find_spec(f"{self.package}.{file}"):
+            importlib.import_module(f"{self.package}.{file}")
         if name not in self.entries:
-            self._import_all()
-
-    def _import_all(self) -> None:
-        for name in () if self._is_complete else self.packages:
-            package = importlib.import_module(name)
-            for module in pkgutil.iter_modules(package.__path__):
-                importlib.import_module(f"{name}.{module.name}")
-        self._is_complete = True
+            path = importlib.import_module(self.package).__path__
+            for module in pkgutil.iter_modules(path, f"{self.package}."):
+                importlib.import_module(module.name)
+            self._is_complete = True
 
 
 def _plain(
@@ -304,12 +295,10 @@ def _plain(
     return Entry(kind, name, build, arguments, meta)
 
 
-method = Registry("method", "fldiag.methods", entry=_plain)
-model = Registry("model", "fldiag.models", arguments=("shape", "classes"), entry=_plain)
-dataset = Registry(
-    "dataset", "fldiag.data", arguments=("root", "download", "progress", "reading"), entry=_plain
-)
-diagnostic = Registry("diagnostic", "fldiag.diagnostics", entry=Diagnostic)
+method = Registry("method", "fldiag.methods", _plain)
+model = Registry("model", "fldiag.models", _plain, ("shape", "classes"))
+dataset = Registry("dataset", "fldiag.data", _plain, ("root", "download", "progress", "reading"))
+diagnostic = Registry("diagnostic", "fldiag.diagnostics", Diagnostic)
 
 
 def diagnostics() -> list[Diagnostic]:

@@ -46,41 +46,26 @@ def read_normalisation(value: Any) -> str:
     """
     if isinstance(value, str) and value in NORMALISATIONS:
         return value
-    parts = value.split("/") if isinstance(value, str) else value
     try:
-        mean, std = (
-            [
-                float(v)
-                for v in (
-                    part.split(",")
-                    if isinstance(part, str)
-                    else part
-                    if hasattr(part, "__iter__")
-                    else [part]
-                )
-            ]
-            for part in parts
-        )
+        mean, std = value.split("/") if isinstance(value, str) else value
+        moments = [_numbers(mean), _numbers(std)]
+        mean, std = moments
+        if len(mean) != len(std) or not all(map(math.isfinite, mean + std)) or min(std) <= 0:
+            raise ValueError
     except (TypeError, ValueError):
         raise FldiagError(
             f"normalise = {value!r} is not a known normalisation",
-            f"use {', '.join(NORMALISATIONS)}, or mean/deviation with a number for each channel, such as "
+            f"use {', '.join(NORMALISATIONS)}, or finite means/positive deviations, one for each channel, such as "
             "0.1307/0.3081 or 0.49,0.48,0.45/0.25,0.24,0.26",
             usage=True,
         ) from None
-    if len(mean) != len(std):
-        raise FldiagError(
-            f"normalise = {value!r} has {len(mean)} means and {len(std)} deviations",
-            "give as many deviations as means, such as 0.49,0.48,0.45/0.25,0.24,0.26",
-            usage=True,
-        )
-    if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
-        raise FldiagError(
-            f"normalise = {value!r}: means must be finite, and deviations finite and above 0",
-            "write 1 for the deviation of a channel that is constant, such as 0.5,0.5,0.5/0.25,0.25,1",
-            usage=True,
-        )
-    return "/".join(",".join(map(repr, numbers)) for numbers in (mean, std))
+    return "/".join(",".join(map(repr, numbers)) for numbers in moments)
+
+
+def _numbers(value: Any) -> list[float]:
+    """``"0.5,0.4"``, a number or several."""
+    values = value.split(",") if isinstance(value, str) else value
+    return list(map(float, values if hasattr(values, "__iter__") else [values]))
 
 
 Normalise = Annotated[str, BeforeValidator(read_normalisation)]
@@ -135,12 +120,10 @@ class DataSection(ConfigSection):
     vocabulary: Count | None = Field(
         None,
         description=f"texts: size of the tokenizer's vocabulary (default {VOCABULARY})",
-        json_schema_extra={"unit": "tokens"},
     )
     length: Annotated[int, Field(ge=4)] | None = Field(
         None,
         description=f"texts: number of tokens per text; longer texts are cut (default {LENGTH})",
-        json_schema_extra={"unit": "tokens"},
     )
     tokenizer: Literal["minilm"] | None = Field(
         None,
@@ -151,7 +134,6 @@ class DataSection(ConfigSection):
         None,
         description="texts: train on this many of the training texts, with unchanged class "
         "proportions, and likewise for public texts (default: all)",
-        json_schema_extra={"unit": "examples"},
     )
     public: str | None = Field(
         None,
@@ -161,7 +143,6 @@ class DataSection(ConfigSection):
     public_size: Count | None = Field(
         None,
         description="use this many public examples (default: all)",
-        json_schema_extra={"unit": "examples"},
     )
 
 
@@ -182,10 +163,9 @@ class PartitionSection(ConfigSection):
     classes: Count | None = Field(
         None, description="classes per client (pathological; default 3 there)"
     )
-    min_size: Annotated[int, Field(ge=1)] | None = Field(
+    min_size: Count | None = Field(
         None,
         description="smallest client allowed (lda, lda_fedsol; default 10 there)",
-        json_schema_extra={"unit": "examples"},
     )
     seed: int = Field(0, description="seed of the partition, separate from the training seed")
     path: str | None = Field(
@@ -203,27 +183,18 @@ class PartitionSection(ConfigSection):
         """The option the kind needs gets its default; an option of another kind is refused."""
         if not isinstance(values, Mapping):
             return values
-        values = dict(values)
-        needs = PARTITION_OPTIONS.get(values.get("kind", "lda"), {})
+        values = {key: value for key, value in values.items() if value is not None}
+        kind = values.get("kind", "lda")
+        needs = PARTITION_OPTIONS.get(kind, {})
         for key in ("alpha", "shards", "classes", "min_size", "path"):
-            if values.get(key) is None and key in needs:
-                values[key] = needs[key]
-            elif values.get(key) is not None and key not in needs:
-                remedy = (
-                    "remove it, or set partition.kind = 'file'" if key == "path" else "remove it"
-                )
-                raise ValueError(
-                    f"{key} has no meaning for kind = {values.get('kind', 'lda')!r}; {remedy}"
-                )
-        if values.get("kind") != "file":
-            return {**values, "digest": None}
-        if not values.get("path"):
-            raise ValueError(
-                "kind = 'file' needs path; set partition.path to an npz or JSON file: client -> indices"
-            )
-        if values.get("digest") is None:
-            values["digest"] = partition_digest(read_partition(str(values["path"])))
-        return values
+            if key in values and key not in needs:
+                raise ValueError(f"{key} has no meaning for kind = {kind!r}; remove it")
+        if kind != "file":
+            return {**needs, **values, "digest": None}
+        if "path" not in values:
+            raise ValueError("kind = 'file' needs path: an npz or JSON file, client -> indices")
+        digest = values.get("digest") or partition_digest(read_partition(str(values["path"])))
+        return {**values, "digest": digest}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -243,10 +214,12 @@ PARTITION_OPTIONS: dict[str, dict[str, Any]] = {
 
 class ClientsSection(ConfigSection):
     total: Count = Field(
-        20, description="clients of the federation", json_schema_extra={"unit": "clients"}
+        20,
+        description="clients of the federation",
     )
     per_round: Count = Field(
-        10, description="clients that train in a round", json_schema_extra={"unit": "clients"}
+        10,
+        description="clients that train in a round",
     )
     sampling: Literal["fixed", "by_round", "independent"] = Field(
         "fixed",
@@ -284,10 +257,10 @@ class TrainSection(ConfigSection):
     epochs: Annotated[int, Field(ge=0)] = Field(
         5,
         description="passes of a client over its examples in a round",
-        json_schema_extra={"unit": "epochs"},
     )
     batch_size: Count = Field(
-        50, description="examples of a local minibatch", json_schema_extra={"unit": "examples"}
+        50,
+        description="examples of a local minibatch",
     )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="of the clients")
     lr: Positive = Field(0.01, description="learning rate of the clients in the first round")
@@ -346,16 +319,12 @@ class TrainSection(ConfigSection):
         """The digest of the file of initial weights, unless it is there already."""
         if not isinstance(values, Mapping) or "initial" not in values:
             return values
-        path = values["initial"]
+        path, digest = values["initial"], values.get("initial_digest")
         if path in (None, "none"):
             return {**values, "initial": None, "initial_digest": None}
-        if values.get("initial_digest") is None:
-            if not Path(str(path)).is_file():
-                raise ValueError(
-                    f"initial: there is no file {path}; give a checkpoint or a state_dict"
-                )
-            return {**values, "initial_digest": file_digest(Path(str(path)))}
-        return values
+        if digest is None and not Path(str(path)).is_file():
+            raise ValueError(f"initial: there is no file {path}")
+        return {**values, "initial_digest": digest or file_digest(Path(str(path)))}
 
     @model_validator(mode="after")
     def _momentum(self) -> TrainSection:
@@ -368,12 +337,7 @@ class TrainSection(ConfigSection):
 
     @model_validator(mode="after")
     def _local_decay(self) -> TrainSection:
-        if self.local_decay == 1:
-            if self.local_decay_after != TrainSection.model_fields["local_decay_after"].default:
-                raise ValueError(
-                    "local_decay_after says when local_decay applies, and that is 1; set train.local_decay too"
-                )
-        elif not self.epochs_before_decay:
+        if self.local_decay != 1 and not self.epochs_before_decay:
             raise ValueError(
                 f"no whole epoch lies before local_decay_after = {self.local_decay_after:g} of epochs = "
                 f"{self.epochs}; raise one of them, or set train.local_decay = 1"
@@ -411,14 +375,6 @@ class MetricsSection(ConfigSection):
         "one more forward and backward pass a step, l2 next to nothing",
     )
     tau: Positive = Field(3.0, description="temperature of proximal = kl")
-
-    @model_validator(mode="after")
-    def _needs_steps(self) -> MetricsSection:
-        if not self.steps and self != MetricsSection.model_construct():
-            raise ValueError(
-                "every, proximal and tau say how steps are recorded, and they are not; set metrics.steps = true"
-            )
-        return self
 
     def of_round(self, t: int, rounds: int) -> bool:
         """Whether the steps of round t (from 1) are recorded."""

@@ -51,8 +51,10 @@ def names(tree: Any, key: str = "") -> dict[str, str]:
     parts: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, Mapping) else ()
     if isinstance(tree, (list, tuple)):
         parts = enumerate(tree)
-    of_parts = [names(value, f"{key}.{k}" if key else str(k)) for k, value in parts]
-    return {at: name for found in of_parts for at, name in found.items()}
+    code: dict[str, str] = {}
+    for k, value in parts:
+        code |= names(value, f"{key}.{k}".lstrip("."))
+    return code
 
 
 def consent(allow_code: str | Iterable[str]) -> frozenset[str]:
@@ -108,10 +110,9 @@ def load_user(name: str, allowed: Collection[str], kind: str = "function") -> An
         ) from error
     target = getattr(module, attribute, None)
     if not callable(target):
-        public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
         raise FldiagError(
             f"{kind} {name!r}: module {module_name} has no function {attribute!r}",
-            nearest(attribute, public),
+            nearest(attribute, [key for key, value in vars(module).items() if callable(value)]),
             usage=True,
         )
     return target

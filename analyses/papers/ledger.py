@@ -36,7 +36,8 @@ CLASSES = {"cifar100": 100, "imagenet200": 200, "agnews": 4, "sst2": 2, "snli": 
 ABOVE_CHANCE = 3.0
 #: The table of the runs under FedSOL's protocol, whose weights are not kept, and its pictures.
 ROUNDS = Path("paper/rounds.csv.gz")
-PICTURES = [f"fedsol/{id}" for id in ("fig3", "fig6", "fig7", "fig8", "strengths", "clients")]
+#: What README and the documentation show of them.
+PICTURES = [f"fedsol/{name}" for name in ("fig3", "fig6", "fig7-bf16", "fig8", "strengths-bf16")]
 
 
 # ---- what was measured
@@ -69,15 +70,15 @@ def draw(out: Path) -> list[Path]:
     paths = []
     table = pd.read_csv(out / ROUNDS, low_memory=False)
     for (name, precision), rows in table.groupby(["study", "precision"]):
-        if name in PICTURES:
+        picture = name + "-bf16" * (precision == "bf16")
+        if picture in PICTURES:
             figure = studies()[name].draw(rows.dropna(axis=1, how="all").reset_index(drop=True))
             seeds = rows["seed"].nunique()
             head(
                 figure,
                 f"Trained in {precision}, {f'up to {seeds} seeds' if seeds > 1 else '1 seed'}",
             )
-            path = out / ROUNDS.parent / (name + ("-bf16" if precision == "bf16" else ""))
-            paths += style.save(figure, path, ("png",))
+            paths += style.save(figure, out / ROUNDS.parent / picture, ("png",))
     return paths
 
 

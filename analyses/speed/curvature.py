@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from curvature_cases import CASES, Case
 from curvature_peers import FLDIAG, PEERS, Answer, Tool
-from curvature_turns import Timed, compare, limited
+from curvature_turns import HEAD, Timed, compare, limited
 
 JOBS = {
     "products": "10 Hessian-vector products",
@@ -70,7 +70,7 @@ def warm(case: Case) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, default=5, help="turns of each job")
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument(
         "--only", choices=tuple(CASES), nargs="+", default=list(CASES), help="models"
     )
@@ -102,15 +102,11 @@ def main() -> None:
         case = CASES[name]()
         case.announce()
         warm(case)
-        print(
-            "| job | tool | tool s | fldiag s | ratio (min–max) | target | error of tool | error of fldiag | products "
-            "tool / fldiag | notes |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|---|")
+        print(HEAD)
         for job in args.jobs:
             if case.exact or job not in ("trace", "diagonal"):
                 peers = [t for t in PEERS if t.installed and job in t.jobs]
-                compare(job, JOBS[job], case, [side(t, job, case) for t in (FLDIAG, *peers)], args)
+                compare(JOBS[job], [side(t, job, case) for t in (FLDIAG, *peers)], args)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,9 @@ def _multiply(prepared: Callable[[nn.Module, Tensor, Tensor], Callable[[Tensor],
     return run
 
 
-def lanczos(k: int, tol: float = TOL) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
+def lanczos(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
     def run(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
-        pairs = eigenpairs(Problem(module, cross_entropy, (x, y)), k, tol=tol, seed=seed)
+        pairs = eigenpairs(Problem(module, cross_entropy, (x, y)), k, tol=TOL, seed=seed)
         lost = int((~pairs.converged).sum())
         return Answer(pairs.values, pairs.products, f"{lost} not converged" if lost else "")
 
@@ -169,14 +169,12 @@ def _pyhessian_product(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[Ten
     return product
 
 
-def power(
-    k: int, tol: float = TOL, most: int = 100
-) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
-    """At ``most`` so many products for each eigenvalue."""
+def power(k: int) -> Callable[[nn.Module, Tensor, Tensor, int], Answer]:
+    """At most 100 products for each eigenvalue."""
 
     def run(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
         with _counted() as product:
-            values, _ = _engine(module, x, y).eigenvalues(maxIter=most, tol=tol, top_n=k)
+            values, _ = _engine(module, x, y).eigenvalues(maxIter=100, tol=TOL, top_n=k)
         return Answer(np.sort(values)[::-1], product.call_count)
 
     return run

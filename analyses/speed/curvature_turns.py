@@ -12,31 +12,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from curvature_cases import Case
 from curvature_peers import Answer
 
-#: Smallest ratio aimed for: (job, tool) -> (small CNN, CIFAR CNN).
-TARGETS = {
-    ("top5", "PyHessian"): (5, 3),
-    ("top5", "curvlinops + eigsh"): (2.5, 2),
-    ("top5", "hessian-eigenthings"): (2.2, 1.8),
-    ("top1", "PyHessian"): (1.5, 1.5),
-    ("top1", "curvlinops + eigsh"): (4, 4),
-    ("top1", "hessian-eigenthings"): (3.5, 3.5),
-    ("density", "curvlinops + eigsh"): (5, 5),
-    ("density", "hessian-eigenthings"): (2, 2),
-    ("trace", "PyHessian"): (5, 5),
-    ("trace", "curvlinops + eigsh"): (5, 5),
-    ("trace", "hessian-eigenthings"): (15, 15),
-    ("diagonal", "curvlinops + eigsh"): (5, 5),
-}
-#: Largest error allowed to ours.
-ACCURACY = {
-    "top5": 1e-3,
-    "top1": 1e-3,
-    "trace": 1e-5,
-    "diagonal": 1e-5,
-}
+#: The head of the table that ``compare`` prints.
+HEAD = (
+    "| job | tool | s | ratio (min–max) | largest error | products | notes |\n" + "|---" * 7 + "|"
+)
 
 
 class OutOfTime(Exception):
@@ -120,45 +101,16 @@ def turns(sides: list[Timed], runs: int, limit: float, patience: float) -> None:
             break
 
 
-def compare(job: str, label: str, case: Case, sides: list[Timed], args: argparse.Namespace) -> None:
+def compare(job: str, sides: list[Timed], args: argparse.Namespace) -> None:
+    """The sides in turns, and a line for each; ratios turn by turn to the first, which is ours."""
     turns(sides, args.runs, args.limit, args.patience)
-    ours, *others = sides
-    for peer in others:
-        goal = (
-            TARGETS.get((job, peer.name), (None, None))[case.name == "cifar"]
-            if case.name != "resnet"
-            else None
-        )
-        ratios = [a / b for a, b in zip(peer.seconds, ours.seconds, strict=False)]
+    for side in sides:
+        ratios = [a / b for a, b in zip(side.seconds, sides[0].seconds, strict=False)]
+        cells = "– | –"
         if ratios:
-            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-            verdict = (
-                "–"
-                if goal is None
-                else f"≥ {goal:g}: {'met' if statistics.median(ratios) >= goal else 'MISSED'}"
-            )
-        elif peer.failed.startswith("stopped") and ours.seconds:
-            ratio, verdict = (
-                f"> {args.limit * peer.factor / statistics.median(ours.seconds):.1f}",
-                f"≥ {goal:g}" if goal else "–",
-            )
-        else:
-            ratio, verdict = "–", "–"
-        notes = [
-            *sorted(peer.notes),
-            *(f"ours: {n}" for n in sorted(ours.notes)),
-            *([peer.failed] if peer.failed else []),
-        ]
-        time_ = [f"{statistics.median(s.seconds):.3g}" if s.seconds else "–" for s in (peer, ours)]
+            cells = f"{statistics.median(side.seconds):.3g} | {statistics.median(ratios):.2f} "
+            cells += f"({min(ratios):.2f}–{max(ratios):.2f})"
+        notes = " ".join([*side.notes, side.failed])
         print(
-            f"| {label} | {peer.name} | {time_[0]} | {time_[1]} | {ratio} | {verdict} | {peer.error} | {ours.error}"
-            f"{flag(job, ours)} | {peer.spent} / {ours.spent} | {'; '.join(notes)} |",
-            flush=True,
+            f"| {job} | {side.name} | {cells} | {side.error} | {side.spent} | {notes} |", flush=True
         )
-    if ours.failed:
-        print(f"| {label} | – | – | – | – | – | – | – | – | fldiag {ours.failed} |", flush=True)
-
-
-def flag(job: str, ours: Timed) -> str:
-    allowed = ACCURACY.get(job)
-    return " TOO LARGE" if allowed and ours.errors and not max(ours.errors) <= allowed else ""

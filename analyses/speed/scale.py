@@ -1,14 +1,11 @@
 """What the number of clients costs: time a round, peak memory and disk for N = 100 to 100,000 clients, 100 of them sampled.
 
-    python analyses/speed/scale.py [--clients 100,1000,10000,100000] [--methods fedavg,scaffold] [--rounds 100] [--turns 40]
-                                   [--only memory|time] [--out FOLDER]
+    python analyses/speed/scale.py [--clients 100,1000,10000,100000] [--methods fedavg,scaffold] [--rounds 40]
 
-The small CNN (46,594 parameters) on noisy patterns: 32 examples a client, Dirichlet 0.3, one epoch in batches of 10. Every run
-is a process of its own. Memory and disk: runs of ``--rounds``, one after the other, of which another process reads the PSS
-(with children, from /proc/PID/smaps_rollup, Linux). Time: shorter runs side by side, a round of each in turn, so that what else
-the machine does meets all of them; medians, and the median ratio to the fewest clients in the same turn. ``--only memory`` or
-``time`` makes one of the two; each call adds to FOLDER/scale.csv, and the table is of all that is there. Aims: a peak of at
-most 1.5 GB that does not grow with the rounds, and a round within 10 % of that with the fewest clients; ✗ where one is missed.
+The small CNN (46,594 parameters) on noisy patterns: 32 examples a client, Dirichlet 0.3, one epoch in batches of 10, one thread.
+Every run is a process of its own, and they train a round each in turn, so that what else the machine does meets all of them.
+Printed are median times, the median ratio to the fewest clients in the same turn, the largest resident memory (Linux: MB, after
+the first fifth of the rounds and at the end) and what the run takes on disk.
 """
 
 from __future__ import annotations
@@ -17,11 +14,10 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
+import resource
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +29,7 @@ import fldiag
 from fldiag.results.machine import machine
 from fldiag.runs.run import folder_size
 
-SAMPLED, MOST_MB, MOST_TIMES, POLL = 100, 1500, 1.10, 0.2
+SAMPLED = 100
 #: Says ``patterns`` how many clients there are, each with so many examples.
 VARIABLE, EXAMPLES = "SCALE_CLIENTS", 32
 
@@ -66,200 +62,71 @@ def config(method: str, clients: int, rounds: int) -> fldiag.Config:
     )
 
 
-def child(method: str, clients: int, rounds: int, folder: str, paced: str) -> None:
-    """Train, and say every event on standard output; a ``paced`` one then waits for a line on standard input."""
+def child(method: str, clients: str, rounds: str, folder: str) -> None:
+    """Train; after every event say its seconds and the memory so far, and wait for a line."""
     torch.set_num_threads(1)
-    os.environ[VARIABLE] = str(clients)
+    os.environ[VARIABLE] = clients
 
     def tell(event: dict[str, Any]) -> None:
-        print(json.dumps(event), flush=True)
-        if paced == "paced":
-            sys.stdin.readline()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        print(json.dumps({"seconds": event.get("seconds"), "peak": peak}), flush=True)
+        sys.stdin.readline()
 
-    fldiag.train(config(method, clients, rounds), out=folder, device="cpu", on_event=tell)
-
-
-def started(
-    method: str, clients: int, rounds: int, folder: Path, pace: str
-) -> subprocess.Popen[str]:
-    words = [
-        sys.executable,
-        __file__,
-        "--child",
-        method,
-        str(clients),
-        str(rounds),
-        str(folder),
-        pace,
-    ]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
+    fldiag.train(config(method, int(clients), int(rounds)), out=folder, device="cpu", on_event=tell)
 
 
-class Memory(threading.Thread):
-    """Reads the PSS of a process and its children until ``done``; ``peaks``: MB, by the round in which they were read."""
-
-    def __init__(self, process: int):
-        super().__init__(daemon=True)
-        self.process, self.round, self.peaks, self.done = (
-            process,
-            0,
-            dict[int, float](),
-            threading.Event(),
-        )
-
-    def run(self) -> None:
-        while not self.done.wait(POLL):
-            self.peaks[self.round] = max(self.peaks.get(self.round, 0.0), pss(self.process))
-
-
-def pss(process: int) -> float:
-    """MB; of processes that are gone, nothing."""
-    total = 0.0
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{process}/smaps_rollup").read_text("utf-8")
-        total = int(text.split("\nPss:")[1].split()[0]) * 1024 / 1e6
-        for task in Path(f"/proc/{process}/task").iterdir():
-            total += sum(
-                pss(int(number)) for number in (task / "children").read_text("utf-8").split()
-            )
-    return total
-
-
-def memory(method: str, clients: int, rounds: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        with started(method, clients, rounds, run, "free") as process:
-            watch = Memory(process.pid)
-            watch.start()
-            for line in process.stdout or ():
-                watch.round = json.loads(line)["round"]
-            watch.done.set()
-        if process.returncode:
-            raise SystemExit(f"{method} with {clients} clients failed")
-        early = max(mb for r, mb in watch.peaks.items() if r <= max(1, rounds // 5))
-        return {
-            "method": method,
-            "clients": clients,
-            "rounds": rounds,
-            "early_mb": early,
-            "peak_mb": max(watch.peaks.values()),
-            "disk_mb": folder_size(run) / 1e6,
-            "state_mb": folder_size(run / "state") / 1e6,
-        }
-
-
-def times(method: str, clients: list[int], turns: int) -> list[dict[str, Any]]:
-    """Rounds of all numbers of clients in turn; the first one of each is left out."""
+def measure(method: str, clients: list[int], rounds: int) -> pd.DataFrame:
+    """A row a number of clients. The first round of each is left out of the times."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        every = [
-            stack.enter_context(started(method, n, turns + 1, Path(folder) / str(n), "paced"))
-            for n in clients
+        paths = [Path(folder) / str(n) for n in clients]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, __file__, "--child", method, str(n), str(rounds), str(path)],
+                    encoding="utf-8",
+                    **pipes,
+                )
+            )
+            for n, path in zip(clients, paths, strict=True)
         ]
-        starts = [json.loads(process.stdout.readline()) for process in every]  # type: ignore[union-attr]
-        assert all(event["event"] == "start" for event in starts)
-        seconds: list[list[float]] = []
-        for _ in range(turns + 1):
-            seconds.append([])
-            for process in every:
+        events = []
+        for _ in range(rounds + 1):  # the start, then the rounds
+            for n, process in zip(clients, processes, strict=True):
+                events.append({"clients": n, **json.loads(process.stdout.readline())})  # type: ignore[union-attr]
                 print(file=process.stdin, flush=True)
-                seconds[-1].append(json.loads(process.stdout.readline())["seconds"])  # type: ignore[union-attr]
-        for process in every:
-            process.communicate("\n" * 9)
-    columns = list(zip(*seconds[1:], strict=True))
-    return [
-        {
-            "method": method,
-            "clients": n,
-            "turns": turns,
-            "round_s": statistics.median(mine),
-            "ratio": statistics.median(a / b for a, b in zip(mine, columns[0], strict=True)),
-        }
-        for n, mine in zip(clients, columns, strict=True)
-    ]
-
-
-def table(found: pd.DataFrame) -> str:
-    lines = [
-        "| method | clients N | time a round, ms (ratio to the fewest clients) | peak PSS MB (first fifth of the rounds) "
-        "| disk MB (of it states) |",
-        "|---|---|---|---|---|",
-    ]
-    for (method, clients), row in found.iterrows():
-        other = "" if 1 / MOST_TIMES <= row["ratio"] <= MOST_TIMES else " ✗"
-        large = "" if row["peak_mb"] <= min(MOST_MB, MOST_TIMES * row["early_mb"]) else " ✗"
-        time = (
-            "not measured"
-            if pd.isna(row["ratio"])
-            else f"{1000 * row['round_s']:,.0f} ({row['ratio']:.2f}){other}"
+        for process in processes:
+            process.communicate("\n")
+        events = pd.DataFrame(events)
+        seconds = pd.DataFrame(dict(iter(events.groupby("clients")["seconds"].apply(list).items())))
+        seconds, peaks = seconds[2:], events.groupby("clients")["peak"]
+        table = pd.DataFrame(
+            {
+                "method": method,
+                "ms": seconds.median() * 1000,
+                "ratio": seconds.div(seconds[clients[0]], axis=0).median(),
+                "early_mb": peaks.nth(rounds // 5).to_numpy(),
+                "peak_mb": peaks.last(),
+            }
         )
-        mb = (
-            "not measured"
-            if pd.isna(row["peak_mb"])
-            else f"{row['peak_mb']:,.0f} ({row['early_mb']:,.0f}){large}"
-        )
-        disk = (
-            "not measured"
-            if pd.isna(row["disk_mb"])
-            else f"{row['disk_mb']:,.0f} ({row['state_mb']:,.0f})"
-        )
-        lines.append(f"| {method} | {clients:,} | {time} | {mb} | {disk} |")
-    rounds, turns = (
-        ", ".join(sorted({f"{n:g}" for n in found[key].dropna()})) for key in ("rounds", "turns")
-    )
-    where = (
-        f"{', '.join(set(found['machine']))}, one thread, torch {', '.join(set(found['torch']))}"
-    )
-    return "\n".join(
-        [*lines, "", f"Memory and disk: {rounds} rounds; time: {turns} turns. {where}."]
-    )
+        for name, part in (("disk_mb", "."), ("state_mb", "state")):
+            table[name] = [folder_size(path / part) / 1e6 for path in paths]
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", default="100,1000,10000,100000")
     parser.add_argument("--methods", default="fedavg,scaffold")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--only", choices=("memory", "time"))
-    parser.add_argument("--out", type=Path, default=Path("figures/speed"))
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        method, number, rounds, folder, pace = given.child
-        child(method, int(number), int(rounds), folder, pace)
-        return
-    given.out.mkdir(parents=True, exist_ok=True)
-    file, key = given.out / "scale.csv", ["method", "clients"]
-    clients = [int(n) for n in given.clients.split(",")]
-    for method in given.methods.split(","):
-        rows = times(method, clients, given.turns) if given.only != "memory" else []
-        for n in clients if given.only != "time" else ():
-            rows.append(memory(method, n, given.rounds))
-        for row in rows:
-            print(row, flush=True)
-            new = pd.DataFrame(
-                [{**row, "machine": machine(), "torch": torch.__version__}]
-            ).set_index(key)
-            found = new.combine_first(pd.read_csv(file).set_index(key)) if file.is_file() else new
-            found.to_csv(file)
-    print(
-        table(
-            found.reindex(
-                columns=[
-                    "round_s",
-                    "ratio",
-                    "early_mb",
-                    "peak_mb",
-                    "disk_mb",
-                    "state_mb",
-                    "rounds",
-                    "turns",
-                    "machine",
-                    "torch",
-                ]
-            )
-        )
-    )
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        return child(*args.child)
+    clients = sorted(map(int, args.clients.split(",")))
+    print(f"{machine()}, one thread, torch {torch.__version__}; {args.rounds} rounds")
+    for method in args.methods.split(","):
+        print(measure(method, clients, args.rounds).round(2).to_string(), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,9 @@
 All sides of a table take turns on the same data, partition, model and settings; printed are medians and the median of the
 ratios turn by turn. Evaluation and checkpoints are left out everywhere. One call measures one number of threads.
 
-    python analyses/speed/training.py [--turns 7] [--threads 1] [--only digits|cifar|methods] [--epochs 1] [--fedjax PYTHON]
-        [--bf16]
+    python analyses/speed/training.py [--turns 7] [--threads 1] [--only digits|cifar|methods] [--epochs 1]
 
-FedLab runs where it is installed. FedJAX needs a jax of its time: ``--fedjax`` is the interpreter of an environment with
-fedjax 0.0.17, jax and jaxlib 0.4.30, dm-haiku 0.0.12 and numpy below 2; it runs in a process of its own, and compiles first.
+FedLab runs where it is installed.
 The CIFAR workload takes real images when $FLDIAG_DATA holds them, else random ones of the same shape
 (the time does not depend on the pixel values); the first line says which.
 """
@@ -15,7 +13,6 @@ The CIFAR workload takes real images when $FLDIAG_DATA holds them, else random o
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -24,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from training_peers import Careful, FedJax, FedLab, Side, Textbook
+from training_peers import Careful, FedLab, Side, Textbook
 
 from fldiag import config, data
 from fldiag.data import Dataset
@@ -94,106 +91,53 @@ def turns(sides: dict[str, Callable[[], Side]], count: int) -> pd.DataFrame:
     )[1:]
 
 
-def table(
-    title: str,
-    ours: str,
-    sides: dict[str, Callable[[], Side]],
-    aims: dict[str, float],
-    args: argparse.Namespace,
-    is_cost: bool = False,
-) -> None:
-    """Ratios are side / ``ours``; the aims are lower bounds, of a cost upper ones."""
+def table(title: str, sides: dict[str, Callable[[], Side]], args: argparse.Namespace) -> None:
+    """Ratios are to the first side."""
     seconds = turns(sides, args.turns)
-    print(f"\n| {title} | ms | ratio (min–max) | aim |\n|---|---|---|---|")
+    print(f"\n| {title} | ms | ratio (min–max) |\n|---|---|---|")
     for name in seconds:
-        ms = f"{seconds[name].median() * 1e3:.1f}"
-        if name == ours:
-            print(f"| **{name}** | {ms} | | |")
-            continue
-        ratios, aim = seconds[name] / seconds[ours], aims.get(name)
-        middle = round(ratios.median(), 2)
-        is_missed = aim is not None and bool(middle > aim if is_cost else middle < aim)
-        text = "" if aim is None else f"{'≤' if is_cost else '≥'} {aim:.2f}"
-        spread = f"({ratios.min():.2f}–{ratios.max():.2f}){' ✗' * is_missed}"
-        print(f"| {name} | {ms} | {middle:.2f} {spread} | {text} |", flush=True)
+        ratios = seconds[name] / seconds.iloc[:, 0]
+        spread = f"{ratios.median():.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
+        print(f"| {name} | {seconds[name].median() * 1e3:.1f} | {spread} |", flush=True)
+
+
+def sides_of(setup: Callable[[], Setup]) -> dict[str, Callable[[], Side]]:
+    """fldiag and the others that are installed, each with a setup of its own."""
+    makers = {"fldiag": Ours, "textbook loop": Textbook, "careful loop": Careful, "FedLab": FedLab}
+    if not FedLab.installed():
+        del makers["FedLab"]
+    return {name: lambda make=make: make(setup()) for name, make in makers.items()}
 
 
 def of_digits(args: argparse.Namespace) -> None:
-    aims = {"mlp": {1: 3, 2: 4}, "small_cnn": {1: 2.4, 2: 2.5}}
-    for model, textbook in aims.items():
-        sides: dict[str, Callable[[], Side]] = {
-            "fldiag": lambda m=model: Ours(digits(m)),
-            "textbook loop": lambda m=model: Textbook(digits(m)),
-            "careful loop": lambda m=model: Careful(digits(m)),
-        }
-        if FedLab.installed():
-            sides["FedLab"] = lambda m=model: FedLab(digits(m))
-        if args.fedjax:
-            sides["FedJAX"] = lambda m=model: FedJax(digits(m), m, args.fedjax)
-        table(
-            f"digits {model}, batch 10: side / fldiag",
-            "fldiag",
-            sides,
-            {"textbook loop": textbook.get(args.threads, 0), "FedJAX": 1.0},
-            args,
-        )
-        _not_measured(args)
+    for model in ("mlp", "small_cnn"):
+        sides = sides_of(lambda model=model: digits(model))
+        table(f"digits {model}, batch 10: side / fldiag", sides, args)
 
 
 def of_cifar(args: argparse.Namespace) -> None:
-    sides: dict[str, Callable[[], Side]] = {
-        "fldiag": lambda: Ours(cifar()),
-        "textbook loop": lambda: Textbook(cifar()),
-        "careful loop": lambda: Careful(cifar()),
-    }
-    if FedLab.installed():
-        sides["FedLab"] = lambda: FedLab(cifar())
-    table(
-        "CIFAR CNN, batch 50, fp32: side / fldiag",
-        "fldiag",
-        sides,
-        {
-            "textbook loop": 1.3,
-            "careful loop": 1.08,
-            "FedLab": 1.35,
-        },
-        args,
-    )
-    _not_measured(args, jax=False)
-    if not has_bf16() and not args.bf16:
-        print(
-            "\nbf16: not measured, this processor only emulates it (--bf16 measures it all the same)"
-        )
+    table("CIFAR CNN, batch 50, fp32: side / fldiag", sides_of(cifar), args)
+    if not has_bf16():
+        print("\nbf16: not measured, this processor only emulates it")
         return
     table(
         "CIFAR CNN, batch 50, bf16: side / fldiag",
-        "fldiag bf16",
         {
             "fldiag bf16": lambda: Ours(cifar("train.precision=bf16")),
             "textbook loop, fp32": lambda: Textbook(cifar()),
             "careful loop with autocast": lambda: Careful(cifar(), bf16=True),
         },
-        {"textbook loop, fp32": 2.3, "careful loop with autocast": 1.05},
         args,
     )
 
 
 def of_methods(args: argparse.Namespace) -> None:
-    aims = {"fedsam": 2.05, "fedsol": 1.25, "fedntd": 1.30, "scaffold": 1.08}
     sides: dict[str, Callable[[], Side]] = {
         name: lambda m=name: Ours(cifar(f"method.name={m}", f"train.epochs={args.epochs}"))
-        for name in ("fedavg", *aims)
+        for name in ("fedavg", "fedsam", "fedsol", "fedntd", "scaffold")
     }
-    epochs = f"{args.epochs} epoch{'s' * (args.epochs > 1)}"
-    title = f"CIFAR CNN, batch 50, fp32, {epochs}: method / FedAvg, both fldiag's"
-    table(title, "fedavg", sides, aims, args, is_cost=True)
-
-
-def _not_measured(args: argparse.Namespace, jax: bool = True) -> None:
-    if not FedLab.installed():
-        print("| FedLab | not measured: not installed | | |")
-    if jax and not args.fedjax:
-        print("| FedJAX | not measured: no --fedjax | | |")
+    title = f"CIFAR CNN, batch 50, fp32, epochs: {args.epochs}: method / FedAvg, both fldiag's"
+    table(title, sides, args)
 
 
 def main() -> None:
@@ -204,19 +148,14 @@ def main() -> None:
     parser.add_argument(
         "--epochs", type=int, default=1, help="local epochs of the table of methods (the papers: 5)"
     )
-    parser.add_argument("--fedjax", help="python of an environment with FedJAX")
-    parser.add_argument(
-        "--bf16", action="store_true", help="measure bf16 also where it is emulated (minutes)"
-    )
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):  # the same cores for every side
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     torch.set_num_threads(args.threads)
-    lab = importlib.util.find_spec("fedlab") is not None
     print(
         f"{machine()}, {torch.backends.cpu.get_cpu_capability()}, bf16 instructions: {'yes' if has_bf16() else 'no'}; "
         f"torch {torch.__version__}; {args.threads} thread{'s' * (args.threads > 1)}; {args.turns} turns; "
-        f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}{'' if lab else '; no FedLab'}"
+        f"CIFAR images: {'real' if has_cifar() else 'random, of the same shape'}{'' if FedLab.installed() else '; no FedLab'}"
     )
     for name, job in (("digits", of_digits), ("cifar", of_cifar), ("methods", of_methods)):
         if args.only in (None, name):

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import subprocess
-import tempfile
 import time
-from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -150,44 +146,3 @@ class FedLab(Clients):
         found = [package[0] for package in self.trainer.uplink_package]
         self.trainer.cache = []
         self.weights = self.aggregate(found, [len(self.parts[i]) for i in ids])
-
-
-class FedJax:
-    """FedJAX's federated averaging in a process of its own (``training_fedjax.py``), which trains a round when asked.
-    It has the same cores as this process: jax has no option for the number of threads that it obeys."""
-
-    def __init__(self, setup: Setup, model: str, python: str):
-        x = setup.dataset.normalise(setup.dataset.train_x).permute(0, 2, 3, 1).contiguous().numpy()
-        train, self.folder = setup.config.train, tempfile.TemporaryDirectory()
-        file = Path(self.folder.name) / "clients.npz"
-        np.savez(
-            file,
-            x=x,
-            y=setup.dataset.train_y.numpy(),
-            parts=np.concatenate(setup.parts),
-            cuts=np.cumsum([len(p) for p in setup.parts])[:-1],
-            sampled=[setup.schedule.sampled(t) for t in range(100)],
-        )
-        self.process = subprocess.Popen(
-            [
-                python,
-                str(Path(__file__).with_name("training_fedjax.py")),
-                model,
-                str(file),
-                str(train.batch_size),
-                str(train.lr),
-                str(train.momentum),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        self.ask("warm")
-
-    def ask(self, what: str) -> float:
-        assert self.process.stdin and self.process.stdout
-        print(what, file=self.process.stdin, flush=True)
-        return float(self.process.stdout.readline())
-
-    def round(self) -> float:
-        return self.ask("round")

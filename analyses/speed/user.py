@@ -1,29 +1,24 @@
-"""What a user waits for: the start, an answer, the same answer again; landscapes and eigenvalues beside other tools.
+"""What a user waits for: the start, an answer, the same answer again; landscapes beside loss-landscapes.
 
-    python analyses/speed/user.py [--before CHECKOUT] [--only commands landscape spectrum] [--model cifar] [--images 1000]
+    python analyses/speed/user.py [--only commands landscape] [--model cifar] [--images 1000]
 
-``--before`` is a checkout of another version: its commands run in turns with this one's. loss-landscapes and PyHessian run in
-this process, in turns with fldiag. Landscapes have their error against float64. Eigenvalues are computed with several
-tolerances, each with its error against scipy's eigsh, and compared at the loosest ones that reach ``ERROR``.
+loss-landscapes runs in this process, in turns with fldiag, each landscape with its error against float64.
 """
 
 import argparse
 import copy
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from curvature_cases import CASES, ROOT, double_backward
-from curvature_peers import FLDIAG, PYHESSIAN, Answer, lanczos, power
-from curvature_turns import Timed, turns
+from curvature_cases import CASES, ROOT
+from curvature_peers import Answer
+from curvature_turns import HEAD, Timed, compare
 from scipy.interpolate import RectBivariateSpline
-from scipy.sparse.linalg import LinearOperator, eigsh
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
@@ -35,21 +30,12 @@ from fldiag.results.machine import machine
 #: Seconds of an answer, and after which there is no further turn.
 LIMIT = 600
 CHECKPOINT = str(ROOT / "checkpoints" / "example" / "fedavg-digits.pt")
-#: Seconds that a repeated question may take beyond importing torch.
-AIM = 1.0
-#: Largest relative error of eigenvalues at which the tools are compared, and the tolerances that are tried.
-ERROR = 1e-3
-POWER = partial(power, most=1000)
-TOLERANCES = (
-    *((FLDIAG, lanczos, tol) for tol in (1e-2, 1e-3)),
-    *((PYHESSIAN, POWER, tol) for tol in (1e-3, 1e-4, 1e-5)),
-)
 #: Of loss-landscapes, which evaluates all points, so many an axis are timed.
 STEPS = 4
 
 
-def run(checkout, *words):
-    path = os.pathsep.join((str(checkout), str(checkout / "analyses")))
+def run(*words):
+    path = os.pathsep.join((str(ROOT), str(ROOT / "analyses")))
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, *words]
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
@@ -58,59 +44,30 @@ def run(checkout, *words):
     return Answer(None)
 
 
-def commands(checkouts, args):
-    """Each a process of its own. Results go to a new folder every time, or (``again``) to the same one."""
-    fldiag, rows = ("-m", "fldiag.cli"), {}
+def commands(args):
+    """Each a process of its own; ratios to importing torch. Results go to a new folder every time, or (``again``) to the same."""
+    fldiag, sides = ("-m", "fldiag.cli"), []
     with tempfile.TemporaryDirectory() as folder:
-        for name, checkout in checkouts.items():
-            history = f"{folder}/history-{name}"
-            rounds = ("--set", f"rounds={args.rounds}", "--set", "model.name=mlp")
-            run(checkout, *fldiag, "train", "digits", *rounds, "--out", history)
-            for title, words, out in (
-                ("import torch", ("-c", "import torch"), None),
-                ("import fldiag", ("-c", "import fldiag"), None),
-                ("fldiag --help", (*fldiag, "--help"), None),
-                ("fldiag landscape CKPT", (*fldiag, "landscape", CHECKPOINT), "new"),
-                ("again: fldiag landscape CKPT", (*fldiag, "landscape", CHECKPOINT), "one"),
-                ("again: fldiag landscape RUN", (*fldiag, "landscape", history), "other"),
-            ):
+        history, rounds = f"{folder}/history", ("--set", f"rounds={args.rounds}")
+        run(*fldiag, "train", "digits", *rounds, "--set", "model.name=mlp", "--out", history)
+        for title, words, out in (
+            ("import torch", ("-c", "import torch"), None),
+            ("import fldiag", ("-c", "import fldiag"), None),
+            ("fldiag --help", (*fldiag, "--help"), None),
+            ("fldiag landscape CKPT", (*fldiag, "landscape", CHECKPOINT), "new"),
+            ("again: fldiag landscape CKPT", (*fldiag, "landscape", CHECKPOINT), "one"),
+            ("again: fldiag landscape RUN", (*fldiag, "landscape", history), "other"),
+        ):
 
-                def prepare(seed, checkout=checkout, words=words, out=out, name=name):
-                    new = tempfile.mkdtemp(dir=folder)
-                    place = ("--out", new if out == "new" else f"{folder}/{out}-{name}")
-                    return partial(run, checkout, *words, *(place if out else ()))
+            def prepare(seed, words=words, out=out):
+                new = tempfile.mkdtemp(dir=folder)
+                place = ("--out", new if out == "new" else f"{folder}/{out}")
+                return partial(run, *words, *(place if out else ()))
 
-                prepare(0)()  # compiles a fresh checkout, and is the first answer
-                rows.setdefault(title, []).append(Timed(f"{title}, {name}", prepare, None))
-        sides = [side for row in rows.values() for side in row]
-        turns(sides, args.runs, LIMIT, LIMIT)
-    print("\n| command | s | beyond `import torch` | before | before / now |\n|" + "---|" * 5)
-    torch_seconds = statistics.median(rows["import torch"][0].seconds)
-    for title, row in rows.items():
-        if failures := [side.failed for side in row if side.failed]:
-            print(f"| {title} | {'; '.join(failures)} | – | – | – |")
-            continue
-        now, before = row[0].seconds, row[-1].seconds
-        ratio = statistics.median(b / a for a, b in zip(now, before, strict=True))
-        beyond = statistics.median(now) - torch_seconds
-        cells = f"{statistics.median(now):.2f} | {beyond:.2f}"
-        if "again" in title:
-            cells += f" (≤ {AIM:g}: {'met' if beyond <= AIM else 'MISSED'})"
-        print(f"| {title} | {cells} | {statistics.median(before):.2f} | {ratio:.2f} |")
-
-
-def compare(title, sides, args):
-    """The sides in turns, and a line for each; ratios turn by turn to the first."""
-    turns(sides, args.runs, LIMIT, LIMIT)
-    print(f"\n| {title} | s | ratio (min–max) | largest error | products | notes |\n|" + "---|" * 6)
-    for side in sides:
-        ratios = [a / b for a, b in zip(side.seconds, sides[0].seconds, strict=False)]
-        cells = "– | –"
-        if ratios:
-            cells = f"{statistics.median(side.seconds):.3g} | {statistics.median(ratios):.2f} "
-            cells += f"({min(ratios):.2f}–{max(ratios):.2f})"
-        notes = " ".join([*side.notes, side.failed])
-        print(f"| {side.name} | {cells} | {side.error} | {side.spent} | {notes} |", flush=True)
+            prepare(0)()  # the first answer
+            sides.append(Timed(title, prepare, None))
+        print(f"\n{HEAD}")
+        compare("command", sides, args)
 
 
 def landscapes(case, args):
@@ -153,64 +110,28 @@ def landscapes(case, args):
     name, factor = f"loss-landscapes, {STEPS**2} points timed", POINTS**2 / STEPS**2
     peer = Timed(name, lambda seed: theirs, error, factor)
     title = f"landscape of {POINTS}x{POINTS} points"
+    print(f"\n{HEAD}")
     compare(title, [Timed("fldiag", lambda seed: ours, error), peer], args)
-
-
-def spectrum(case, args):
-    """The k largest eigenvalues, by each tool with each of its tolerances."""
-
-    def product(v):
-        v, total = torch.from_numpy(v.astype(np.float32).reshape(-1)), 0.0
-        for x, y in zip(case.x.split(100), case.y.split(100), strict=True):
-            total += double_backward(case.module, x, y, v).double() * (len(y) / len(case.y))
-        return total.numpy()
-
-    start = np.random.default_rng(0).standard_normal(case.size)
-    operator = LinearOperator((case.size, case.size), product, dtype=np.float64)
-    values = eigsh(operator, max(args.k), tol=1e-4, v0=start, return_eigenvectors=False)
-    true = np.sort(values)[::-1]
-    print(f"\nby scipy's eigsh: {', '.join(f'{value:.6g}' for value in true)}")
-    for k in args.k:
-        sides = {FLDIAG.name: [], PYHESSIAN.name: []}
-        for tool, solver, tol in TOLERANCES:
-            job = f"top{k} to {tol:g}"
-            tool.jobs[job] = solver(k, tol)
-            prepare = partial(tool.prepare, job, case.module, case.x, case.y)
-            error = lambda answer, k=k: float(np.abs(answer.value / true[:k] - 1).max())  # noqa: E731
-            sides[tool.name].append(Timed(f"{tool.name}, {job}", prepare, error))
-        compare(f"the {k} largest eigenvalues", [s for row in sides.values() for s in row], args)
-        accurate = [
-            [s for s in row if s.errors and max(s.errors) <= ERROR] for row in sides.values()
-        ]
-        for ours, theirs in zip(*accurate, strict=False):
-            ratio = statistics.median(theirs.seconds) / statistics.median(ours.seconds)
-            print(f"\nAt errors of at most {ERROR:g}: {theirs.name} / {ours.name}: {ratio:.2f}")
-            break  # the loosest of each
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    jobs = {"landscape": landscapes, "spectrum": spectrum}
-    parts = ("commands", *jobs)
-    parser.add_argument(
-        "--before", type=Path, default=ROOT, help="checkout (else ratios are noise)"
-    )
+    parts = ("commands", "landscape")
     parser.add_argument("--only", choices=parts, nargs="+", default=parts)
     parser.add_argument("--model", choices=("cifar", "resnet"), default="cifar")
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--k", type=int, nargs="+", default=[5, 1], help="eigenvalues")
     parser.add_argument("--rounds", type=int, default=30, help="of the run that is asked about")
     parser.add_argument("--runs", type=int, default=5, help="turns")
     args = parser.parse_args()
+    args.limit = args.patience = LIMIT
     threads = torch.get_num_threads()
     print(f"{machine()}; {threads} threads; torch {torch.__version__}; {args.runs} turns, medians")
     if "commands" in args.only:
-        commands({"now": ROOT, "before": args.before.resolve()}, args)
-    if set(args.only) & {*jobs}:
+        commands(args)
+    if "landscape" in args.only:
         case = CASES[args.model](args.images)
         print(f"\n## {case.title}: {case.size:,} parameters, {len(case.y):,} examples")
-        for part in sorted(set(args.only) & {*jobs}):
-            jobs[part](case, args)
+        landscapes(case, args)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 import typer
-from equations import typeset
 
 from fldiag import names, registry
 from fldiag.cli import app as verbs
@@ -199,22 +198,11 @@ def _figure(name: str, item: dict[str, Any]) -> str:
 
 
 def _doc(text: str) -> list[str]:
-    """A docstring after its first line: fields as a definition list with their equations typeset, paragraphs as they are."""
-    lines = text.split("\n")[1:]
-    if not any(KEY.match(line) for line in lines):
-        return prose("\n".join(lines).strip()).split("\n")
-    found: list[list[str]] = []
-    for line in lines:
-        key = KEY.match(line)
-        if key and (key.end() >= 12 or key[1] in ("Paper vs code", "Note", "Values")):
-            found.append([key[1], line[key.end() :]])
-        elif found and line.strip():
-            found[-1][1] += ("   " if re.match(r"\s+A\d: ", line) else " ") + line.strip()
-    out = []
-    for key, value in found:
-        pieces = [typeset(p) for p in re.split(r"(?<=[,;:)])\s{2,}|\s{3,}", value)]
-        out += [typeset(key), ": " + "\\\n  ".join(pieces), ""]
-    return out
+    """A docstring after its first line: that of fields and equations as it stands, paragraphs as prose."""
+    rest = text.partition("\n")[2].strip("\n")
+    if any(KEY.match(line) for line in rest.split("\n")):
+        return ["```text", rest, "```"]
+    return prose(rest).split("\n")
 
 
 def prose(text: str) -> str:

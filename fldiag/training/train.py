@@ -143,12 +143,9 @@ def rounds_on_bar(progress: Progress) -> Listener:
         if event["event"] == "start":
             progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
         elif event["event"] == "round":
-            score = (
-                f"accuracy {event['accuracy']:.4f}"
-                if "accuracy" in event
-                else f"loss {event['loss']:.4g}"
-            )
-            progress(event["round"], event["rounds"], f"round {event['round']}, {score}")
+            metric = "accuracy" if "accuracy" in event else "loss"
+            what = f"round {event['round']}, {metric} {event[metric]:.4g}"
+            progress(event["round"], event["rounds"], what)
         elif event["event"] == "personalise":
             progress(event["done"], event["total"], "clients' own models")
 
@@ -177,16 +174,13 @@ def _stored(path: Path, config: Config, resume: bool) -> Run:
     run = Run.open(path)
     if run.origin:
         raise FldiagError(f"{path} was trained by another program", "use another --out", usage=True)
-    before, now = (
-        _flat(c.model_dump(mode="json", exclude={"checkpoint"})) for c in (run.config, config)
-    )
+    before, now = (_flat(c.model_dump(mode="json")) for c in (run.config, config))
     before["method's version"], now["method's version"] = run.method_version, config.method_version
-    if config.rounds > before["rounds"]:
-        before["rounds"] = config.rounds
+    before["rounds"] = max(before["rounds"], config.rounds)
     different = [
         f"{key}: {before.get(key)!r} there, {now.get(key)!r} now"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
+        if before.get(key) != now.get(key) and not key.startswith("checkpoint.")
     ]
     if different:
         raise FldiagError(
@@ -222,21 +216,17 @@ def _open(path: Path, config: Config, federation: Federation, resume: bool) -> R
         federation.clients = run.states
         return run
     run = _stored(path, config, resume)  # again: somebody may have trained it meanwhile
-    same = {
-        f"data set {setup.dataset.name!r}": run.about["provenance"].get("data")
-        == about.get("data"),
-        "frozen model beneath the adapters": run.about["provenance"].get("base")
-        == about.get("base"),
-        "partition": partition.same(
-            partition.load_parts(run.verified("partition.npz")), setup.parts
-        ),
+    stored_about, stored_parts = run.about["provenance"], run.verified("partition.npz")
+    is_same = {
+        f"data set {setup.dataset.name!r}": stored_about.get("data") == about.get("data"),
+        "frozen model beneath the adapters": stored_about.get("base") == about.get("base"),
+        "partition": partition.same(partition.load_parts(stored_parts), setup.parts),
     }
-    for name, is_same in same.items():
-        if not is_same:
-            raise FldiagError(
-                f"the {name} is not the one {path} was trained with so far",
-                "restore it, or train again with another --out",
-            )
+    if different := [name for name in is_same if not is_same[name]]:
+        raise FldiagError(
+            f"the {different[0]} is not the one {path} was trained with so far",
+            "restore it, or train again with another --out",
+        )
     if run.is_pruned:
         raise FldiagError(
             f"{path} no longer has the clients' states, from which more rounds would start",
@@ -256,13 +246,16 @@ def _open(path: Path, config: Config, federation: Federation, resume: bool) -> R
 
 def _loop(config: Config, run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
     setup = federation.setup
+    stored, holding = rounds_to_store(config, setup.model_bytes)
     rows: list[Row] = []
     facts: dict[str, Any] = {"segment": _segment()}  # once for each start
     while run.status != "diverged" and federation.t < config.rounds:
         start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        is_stored = t % config.checkpoint.every == 0 or t == config.rounds
-        unsampled = unsampled_clients(federation) if is_stored else []
-        results = [federation.train(unsampled, pool.map)] if unsampled else []
+        results = []
+        if t in holding and config.checkpoint.clients == "all":
+            sampled = setup.schedule.sampled(federation.t)
+            if others := sorted({*range(config.clients.total)} - {*sampled}):
+                results = [federation.train(others, pool.map)]
         round, result = federation.round(pool.map)
         if result.notes is not None:
             run.put_steps(t, step_rows(t, result.notes, **run.common))
@@ -273,8 +266,9 @@ def _loop(config: Config, run: Run, federation: Federation, pool: Pool, emit: Li
         scores = evaluate(setup.network, setup.dataset, federation.w, federation.buffers)
         rows += round_rows(t, scores, round, result, isolated=setup.method.isolated)
         seconds = time.perf_counter() - start
-        if is_stored:
-            _store(run, federation, [result, *results], received, rows, seconds=seconds, **facts)
+        if t in stored:
+            clients = [result, *results] if t in holding else []
+            _store(run, federation, clients, received, rows, seconds=seconds, **facts)
             rows, facts = [], {}
         emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": seconds, **scores})
 
@@ -298,26 +292,23 @@ def _store(
     rows: list[Row],
     **facts: Any,
 ) -> None:
-    """Write the checkpoint and the state after a round, of whose clients ``results`` are, and then its line."""
+    """Write the checkpoint and the state after a round, with these clients' weights, and then its line."""
     setup, t, config = federation.setup, federation.t, run.about["config"]
     ids = sorted(i for result in results for i in result.ids)
-    clients = clients_to_store(setup.config, setup.model_bytes, t, ids)
     manifest = {
         "round": t,
         "seed": config["seed"],
         "config": config,
         "shape": list(setup.dataset.shape),
         "classes": setup.dataset.classes,
-        "clients": clients,
+        "clients": ids,
         "provenance": run.about["provenance"],
         "run": run.path.name,
     }
     tensors: dict[str, Any] = {}
-    if clients:
-        places = [ids.index(i) for i in clients]
+    if ids:
         merged = merge([replace(r, state={}, uploads={}, notes=None) for r in results], ids)
-        buffers = {name: rows[places] for name, rows in merged.buffers.items()}
-        tensors = {"received": received, "clients": merged.rows[places], "buffers": buffers}
+        tensors = {"received": received, "clients": merged.rows, "buffers": merged.buffers}
     state = {**setup.network.layout.views(federation.w), **federation.buffers}
     run.put_checkpoint(t, manifest, state, **tensors)
     if federation.state or run.states.new:
@@ -335,98 +326,58 @@ def round_rows(
     size += sum(b[0].numel() * b.element_size() for b in result.buffers.values())
     up = size + sum(u[0].numel() * u.element_size() for u in round.uploads.values())
     down = size + sum(s.numel() * s.element_size() for s in round.sent.values())
-    rows: list[Row] = [{"round": t, **row} for row in score_rows(scores, "test")]
-    rows.append(
-        {
-            "round": t,
-            "moment": "trained",
-            "scope": "global",
-            "slice": "train",
-            "metric": "minibatch_loss",
-            "value": float(result.loss @ round.p.to(result.loss.device)),
-            "n_examples": int(round.n.sum()),
-        }
-    )
-    rows += [
-        {
-            "round": t,
-            "moment": "trained",
-            "scope": "client",
-            "metric": metric,
-            "value": float(0 if isolated else value),
-            "unit": "bytes",
-        }
-        for metric, value in (("uplink", up), ("downlink", down))
+    loss = {
+        "scope": "global",
+        "slice": "train",
+        "metric": "minibatch_loss",
+        "value": float(result.loss @ round.p.to(result.loss.device)),
+        "n_examples": int(round.n.sum()),
+    }
+    traffic = {"uplink": 0 if isolated else up, "downlink": 0 if isolated else down}
+    trained = [
+        {"scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
+        for metric, value in traffic.items()
     ]
-    return rows
+    rows = [*score_rows(scores, "test"), *({"moment": "trained", **r} for r in (loss, *trained))]
+    return [{"round": t, **row} for row in rows]
 
 
 # Whose trained weights a checkpoint holds besides the global ones
 
 
-def count_checkpoints(config: Config) -> int:
-    """How many rounds are stored: every ``checkpoint.every``-th and the last."""
-    return -(-config.rounds // config.checkpoint.every)
+def rounds_to_store(config: Config, model_bytes: int) -> tuple[set[int], set[int]]:
+    """The rounds (from 1) that are stored, and those of them whose checkpoints hold the weights of clients, too."""
+    every, last, clients = config.checkpoint.every, config.rounds, config.checkpoint.clients
+    stored = {*range(every, last, every), last}
+    if clients == "auto":
+        is_small = len(stored) * config.clients.per_round * model_bytes <= SMALL
+        return stored, stored if is_small else {last}
+    return stored, set() if clients == "none" else stored
 
 
-def every_round_holds_clients(config: Config, model_bytes: int) -> bool:
-    """Whether all stored rounds hold clients' weights, rather than the last alone or none."""
-    if config.checkpoint.clients != "auto":
-        return config.checkpoint.clients != "none"
-    return count_checkpoints(config) * config.clients.per_round * model_bytes <= SMALL
-
-
-def clients_to_store(config: Config, model_bytes: int, t: int, sampled: Iterable[int]) -> list[int]:
-    """The clients whose trained weights the checkpoint of round t (from 1) holds, where ``sampled`` train in it."""
-    clients = config.checkpoint.clients
-    is_last = t == config.rounds
-    if clients == "none" or (
-        clients == "auto" and not is_last and not every_round_holds_clients(config, model_bytes)
-    ):
-        return []
-    if clients == "all":
-        return list(range(config.clients.total))
-    return sorted(sampled)
-
-
-def client_bytes(config: Config, model_bytes: int) -> int:
-    """What the clients' weights take on disk in the whole run; a file that holds any holds what they received, too."""
-    clients = clients_to_store(config, model_bytes, config.rounds, range(config.clients.per_round))
-    if not clients:
-        return 0
-    is_every = every_round_holds_clients(config, model_bytes)
-    return (count_checkpoints(config) if is_every else 1) * (len(clients) + 1) * model_bytes
+def _client_bytes(config: Config, model_bytes: int) -> int:
+    """What the clients' weights take on disk in the whole run, with what they received."""
+    _, holding = rounds_to_store(config, model_bytes)
+    clients = config.clients
+    n = clients.total if config.checkpoint.clients == "all" else clients.per_round
+    return len(holding) * (n + 1) * model_bytes
 
 
 def disk_bytes(setup: Setup) -> int:
     """What the weights of a run take on disk, without its tables: models, the clients' states, one for the server."""
     config, size = setup.config, setup.model_bytes
     states = config.clients.total * len(setup.method.client_init(setup.initial())) + 1
-    return size * (count_checkpoints(config) + states) + client_bytes(config, size)
+    stored, _ = rounds_to_store(config, size)
+    return size * (len(stored) + states) + _client_bytes(config, size)
 
 
 def describe_clients(config: Config, model_bytes: int) -> str:
-    """For the start of a run: which rounds hold whose weights, and why."""
-    clients, size = config.checkpoint.clients, client_bytes(config, model_bytes) / 1e6
-    if clients == "none":
-        return "checkpoints hold no client's weights (checkpoint.clients = none)"
-    owners = "all clients'" if clients == "all" else "the sampled clients'"
-    if every_round_holds_clients(config, model_bytes):
-        return (
-            f"every stored round holds {owners} weights: {size:,.0f} MB in all (checkpoint.clients)"
-        )
+    """For the start of a run: how many rounds hold clients' weights."""
+    stored, holding = rounds_to_store(config, model_bytes)
     return (
-        f"the last round holds {owners} weights: {size:,.0f} MB; in every stored round they would take "
-        f"{size * count_checkpoints(config):,.0f} MB (checkpoint.clients = sampled)"
+        f"{len(holding)} of {len(stored)} checkpoints hold clients' weights: "
+        f"{_client_bytes(config, model_bytes) / 1e6:,.0f} MB (checkpoint.clients = {config.checkpoint.clients})"
     )
-
-
-def unsampled_clients(federation: Federation) -> list[int]:
-    """Clients whose trained weights the checkpoint is to hold though they are not sampled in the coming round."""
-    setup, t = federation.setup, federation.t
-    sampled = setup.schedule.sampled(t)
-    clients = clients_to_store(setup.config, setup.model_bytes, t + 1, sampled)
-    return sorted(set(clients) - set(sampled))
 
 
 def _personalise(federation: Federation, executor: str | Executor, emit: Listener) -> list[Row]:
@@ -449,18 +400,18 @@ def failure(run: Run) -> str | None:
     last = int(frame["round"].max())
     if run.status == "diverged":
         return f"diverged: the global weights are no longer finite after round {last}"
-    test = frame[
-        (frame["slice"] == "test") & (frame["round"] == last) & (frame["scope"] == "global")
-    ]
-    scores = {str(m): float(v) for m, v in zip(test["metric"], test["value"], strict=True)}
-    if "loss" not in scores or "accuracy" not in scores:  # regression, or no common model
+    test = frame.query("slice == 'test' and round == @last and scope == 'global'")
+    scores = test.set_index("metric")["value"]
+    if not {"loss", "accuracy"} <= {*scores.index}:  # regression, or no common model
         return None
-    classes = int(run.checkpoint().manifest["classes"])
-    loss, guess = scores["loss"], math.log(max(classes, 2))
-    is_guess = scores["accuracy"] <= CHANCE / classes
-    if loss > FAR * guess or (is_guess and loss > SOME * guess):
-        return f"diverged: the test loss is {loss:.4g} after round {last}, and guessing gives {guess:.2f}"
-    return None
+    classes, loss = int(run.checkpoint().manifest["classes"]), float(scores["loss"])
+    guess = math.log(max(classes, 2))
+    limit = SOME if scores["accuracy"] <= CHANCE / classes else FAR
+    if loss <= limit * guess:
+        return None
+    return (
+        f"diverged: the test loss is {loss:.4g} after round {last}, and guessing gives {guess:.2f}"
+    )
 
 
 # What a worker does

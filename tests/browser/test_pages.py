@@ -77,7 +77,7 @@ def test_an_old_browser_is_told_and_shows_the_tables(pages):
 
 
 @pytest.mark.skipif(not SITE.is_dir(), reason="make docs builds the documentation")
-@pytest.mark.parametrize("page", ["index.html", "how_to/runs.html"])
+@pytest.mark.parametrize("page", ["index.html", "own_loop.html"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_documentation_has_no_barrier(page, dark):
     with Browser(dark=dark) as browser:

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorials/clusters.md, as they stand there, on this machine."""
+"""The commands of docs/clusters.md, as they stand there, on this machine."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "clusters.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text("utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 #: Shorter runs than those of the page.
 SHORT = " --set rounds=1 --set model.name=mlp --set clients.per_round=3 --set train.epochs=1"

@@ -1,4 +1,4 @@
-"""The commands of docs/how_to/frameworks.md, on files laid out as those programs write them."""
+"""The commands of docs/frameworks.md, on files laid out as those programs write them."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import torch
 
 from fldiag.runs.run import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 THEIRS = (
     *("--pattern", "client_{client}_model_{round}.pt"),
     *("--global-pattern", "server_model_{round}.pt"),

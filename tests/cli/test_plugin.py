@@ -105,7 +105,7 @@ def told(place):
 
 
 def test_the_page_shows_a_diagnostic_of_clients_in_full():
-    page = (HERE.parent / "docs" / "how_to" / "extend.md").read_text("utf-8")
+    page = (HERE.parent / "docs" / "own_diagnostic.md").read_text("utf-8")
     assert f"```python\n{(HERE / 'plugin' / 'stride.py').read_text('utf-8')}```" in page
 
 

@@ -53,7 +53,7 @@ CALLS = [
     ("train digits --set name=../up", 2, "name"),
     ("train digits --set nonsense", 2, "key=value"),
     ("train digits --set method=fedprox", 2, "method"),
-    (f"train digits --set model.hidden={DEEP}", 2, "model.hidden"),
+    (f"train digits --set model.hidden={DEEP}", 2, "hidden"),
     ("train digits --rounds 3", 2, "rounds"),
     ("train digits --seed 12345678901234567890", 2, "seed"),
     ("train digits --set train.drop_last=true --set train.batch_size=1000", 2, "drop_last"),

@@ -61,7 +61,7 @@ def test_other_packages_bring_entries_and_a_broken_one_is_one_error(monkeypatch)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     assert {"bumps", "broken"} <= set(registry.diagnostic.names())
     assert "broken" in fldiag.catalogue("diagnostics")
-    with pytest.raises(FldiagError, match="registers no diagnostic"):
+    with pytest.raises(FldiagError, match="registers another name"):
         registry.diagnostic.get("bumps")
     registry.diagnostic("bumps")(module.build)
     assert registry.diagnostic.get("bumps").headline == "How many bumps."

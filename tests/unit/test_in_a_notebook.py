@@ -1,5 +1,7 @@
 """In a notebook's kernel: tables and figures show themselves."""
 
+import nbclient
+import nbformat
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -18,8 +20,6 @@ CELLS = (
 
 
 def test_what_cells_show():
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     client = nbclient.NotebookClient(book, timeout=300, kernel_name="python3")
     client.execute()
