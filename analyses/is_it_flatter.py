@@ -305,7 +305,7 @@ def markdown(table: pd.DataFrame, lines: pd.DataFrame) -> str:
     )
     order = means["accuracy"].sort_values(ascending=False).index
     head = ["method", *(title for title, _ in columns)]
-    body = [[words.method(m), *(text(m) for _, text in columns)] for m in order]
+    body = [[words.name(m), *(text(m) for _, text in columns)] for m in order]
     return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *body])
 
 
@@ -347,7 +347,7 @@ def draw(table: pd.DataFrame, lines: pd.DataFrame) -> Figure:
                 ax.set_xticks([], minor=True)
             ax.set_title(title, fontsize=7.5)
             ax.grid(True, axis="x")
-        ax.set_yticks(range(len(methods)), [words.method(m) for m in methods])
+        ax.set_yticks(range(len(methods)), [words.name(m) for m in methods])
         ax.invert_yaxis()
         fig.suptitle(
             f"Over FedAvg's (ratios), and minus FedAvg's (accuracy): CIFAR-10, small LeNet, {ROUNDS} rounds, {len(SEEDS)} seeds",
@@ -376,7 +376,7 @@ def write(rows: pd.DataFrame, out: Path) -> None:
     (out / "flatter.md").write_text(markdown(table, lines), "utf-8")
     about = {"rounds": ROUNDS, "seeds": len(SEEDS), "examples": EXAMPLES, "preset": PRESET}
     print(*write_table(lines, out / "statements", about), sep="\n")
-    style.save(draw(table, lines), out / "flatter.png")
+    style.save(draw(table, lines), out / "flatter", ("png",))
     for frame in (lines[lines["verdict"] != "open"], correlation, dependence):
         print(frame.to_string(index=False))
 

@@ -148,8 +148,9 @@ GONE_CASES = ["drift lora loss=l2 strength=fixed per=tensor"]
 GONE_ESTIMATORS = ("path", "layer", "weighted mean of clients")
 #: Estimators that are called otherwise today.
 RENAMED = {"hutchinson-deflated": "hutchinson", "lanczos-ggn": "lanczos"}
-#: Of which fewer rows are given: points of a surface that were interpolated, or evaluated elsewhere.
-FEWER = ["landscape loss"]
+#: Of which fewer rows are given: points of a surface that were interpolated, or evaluated elsewhere; calibration of single
+#: clients.
+FEWER = ["landscape loss", "fairness ece", "fairness ece_floor"]
 #: What goes: patterns of "diagnostic metric".
 GONE = [
     "matching curvature",  # shares by part; the trace stays
@@ -166,6 +167,7 @@ GONE = [
     "drift proposition_*",
     "drift update_snr",
     "fairness auc",
+    "fairness bin_*",  # the reliability diagram; the calibration error stays
     "fairness f1",
     "flatness flatness_distance",
     "flatness gradient_score",

@@ -25,7 +25,6 @@ from fldiag.diagnostics import (
     spectrum,
 )
 from fldiag.diagnostics import personalise as personal
-from fldiag.plotting import layers
 from fldiag.results.table import table
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
@@ -279,19 +278,6 @@ def fair(clients=20):
         )
     ]
     rows += [{**whole, "metric": m, "value": v} for m, v in (("ece_floor", 0.02),)]
-    rows += [
-        {
-            **whole,
-            "metric": m,
-            "index": i,
-            "value": x,
-            "low": x - 0.1,
-            "high": x + 0.1,
-            "n_examples": 20 * (i + 1),
-        }
-        for i, x in enumerate(np.linspace(0.3, 0.98, 10))
-        for m in ("bin_accuracy", "bin_confidence")
-    ]
     return fairness.draw(table(rows))
 
 
@@ -444,7 +430,7 @@ KINDS = {
     "forgetting": forgotten,
     "drift": drifted,
     "spectrum": lambda: spectrum.draw(eigenvalues()),
-    "layers": lambda: layers.draw(eigenvalues(True)),
+    "layers": lambda: spectrum.draw_layers(eigenvalues(True)),
     "personalise": own,
     "fairness": fair,
     "fairness, many": lambda: fair(90),

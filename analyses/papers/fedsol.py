@@ -230,7 +230,7 @@ def draw_fig5(table: pd.DataFrame) -> Figure:
             by_rho = accuracy[accuracy["label"] == label].groupby("at")["value"]
             shapes.look_points(left, RHOS, by_rho.agg(["mean", "std"]), look, label=label)
         left.set(xlabel="radius ρ", ylabel="test accuracy [%]", xticks=RHOS)
-        style.legend(left, *left.get_legend_handles_labels())
+        left.legend()
         left.grid(True)
         rows = table[table["question"] == "drift"]
         layers = rows.groupby("layer", sort=False)[["value", "scaled"]].mean()
@@ -287,11 +287,11 @@ def of_table2(data: str = "", methods: tuple[str, ...] = (), **over: Any) -> Ite
 
 def draw_learning(table: pd.DataFrame) -> Figure:
     rows = table[table["question"] == "curve"]
-    rows = rows.assign(label=rows["label"].map(words.method))
+    rows = rows.assign(label=rows["label"].map(words.name))
     levels = printed("fedsol/table2")
     is_measured = levels["data"].isin(set(rows["trained_on"]))
     levels = levels[is_measured & (levels["setting"] == LDA_01)]
-    levels = levels.assign(label=levels["method"].map(words.method))
+    levels = levels.assign(label=levels["method"].map(words.name))
     levels = levels[levels["label"].isin(rows["label"])]
     is_theirs = {*levels["label"]} == {*rows["label"]}  # not where lines are variants of a method
     texts, accuracy = shapes.data_text(rows), "test accuracy [%]"

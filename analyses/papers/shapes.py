@@ -6,6 +6,7 @@ Methods look alike everywhere. Bars and bands are one standard deviation over se
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -85,7 +86,7 @@ def _legend(fig: Figure, looks: Mapping[str, style.Look], table: pd.DataFrame) -
         handles["diverged"] = Line2D([], [], linestyle="none", marker="x", color="#444444")
     seeds = table["seed"].nunique()
     title = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else None
-    style.legend(fig, list(handles.values()), list(handles), handlelength=2.6, title=title)
+    style.legend(fig, list(handles.values()), handles, title=title)
 
 
 def curves(
@@ -120,7 +121,7 @@ def curves(
                 ax.axhline(
                     level.value, color=looks[level.label].color, linestyle=":", linewidth=0.9
                 )
-            ax.set_title("\n".join(style.wrap(text, 1.9, 2)) if ylabel else "", fontsize=7)
+            ax.set_title(textwrap.fill(text, 34) if ylabel else "", fontsize=7)
             smooth = f"\n(mean of {window} rounds)" if window > 1 else ""
             ax.set(xlabel="round", ylabel=(ylabel or text) + smooth)
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
@@ -199,7 +200,7 @@ def settings(lines: pd.DataFrame) -> pd.DataFrame:
 def _setting(key: str, entry: str) -> str:
     if key in ("model", "data", "partition") or not entry:
         return words.data(entry) if key == "data" else entry
-    return f"{key} {entry}" if key in FEDERATION else f"{words.symbol(key)} = {entry}"
+    return f"{key} {entry}" if key in FEDERATION else f"{words.name(key)} = {entry}"
 
 
 def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
@@ -215,7 +216,7 @@ def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     differ = settings(lines).replace({words.data(k): v for k, v in data_text(table).items()})
     is_shared = differ.columns.isin([*FEDERATION, "model", "data"])
     metrics = lines["metric"].map(metric_text)
-    own = differ.loc[:, ~is_shared].assign(method=lines["method"].map(words.method))
+    own = differ.loc[:, ~is_shared].assign(method=lines["method"].map(words.name))
     shared = differ.loc[:, is_shared]
     if metrics.nunique() > 1 or shared.empty:
         shared = shared.assign(metric=metrics)
@@ -239,10 +240,11 @@ def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
     }
     body = [[name, *(texts.get((name, head), "") for head in heads)] for name in names]
     with style.paper():
-        first = min(max([1.2, *map(style.text_width, names)]), 2.2)
+        first = min(max(1.2, 0.06 * max(map(len, names))), 2.2)
         about = f"{_about(table)}; in brackets: printed"
         each = 0.8 if is_long else 1.4
-        head = [_wrapped(about, first, 3), *(_wrapped(text, each - 0.05, 3) for text in heads)]
+        head = [textwrap.fill(about, int(20 * first))]
+        head += [textwrap.fill(text, int(20 * each)) for text in heads]
         width = style.wide(min(style.TWO_COLUMNS, first + each * len(heads) + 0.2))
         fig = style.figure(width, 0.3 * (len(body) + 1) + 0.2)
         ax = fig.add_axes((0, 0, 1, 1))
@@ -262,10 +264,6 @@ def numbers(table: pd.DataFrame, printed: pd.DataFrame) -> Figure:
             cell.set_text_props(ha="center" if column else "left")
             cell.PAD = 0.02
     return fig
-
-
-def _wrapped(text: str, width: float, lines: int) -> str:
-    return "\n".join(style.wrap(text, width, lines, 6))
 
 
 def _about(table: pd.DataFrame) -> str:

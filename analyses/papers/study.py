@@ -323,7 +323,7 @@ def write(
 ) -> list[Path]:
     """A table as csv, with a json of what it is and by which code, and its picture."""
     tables = files.write_table(table, path, {**about, **provenance()})
-    return tables + style.write(figure, path) if figure else tables
+    return tables + style.save(figure, path) if figure else tables
 
 
 def head(figure: Figure, text: str) -> None:

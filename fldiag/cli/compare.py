@@ -200,7 +200,7 @@ def diff(
         _show(console, comparison, table, about)
         about["labels"] = table.attrs["labels"]
         paths = _write_table(table, comparison, out, about)
-        pictures = style.write(picture.draw(table), paths[0].with_suffix(""))
+        pictures = style.save(picture.draw(table), paths[0].with_suffix(""))
         console.done(*paths, *pictures)
 
 

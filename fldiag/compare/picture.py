@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fldiag.compare import wording
 from fldiag.plotting import style
-from fldiag.plotting.tables import floats, need
+from fldiag.plotting.shapes import floats, names_down, need
 from fldiag.results.numbers import numbers
 
 #: Half intervals that the axis reaches at most: what lies farther out stands at its end.
@@ -58,7 +58,7 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.axvline(0, color="black", linewidth=0.7, zorder=1)
         ax.set_xlim(-REACH - 1, REACH + 1)
         ax.set_xlabel("difference in half intervals\n← B is better      A is better →")
-        style.names_down(ax, texts, 60)
+        names_down(ax, texts, 60)
         ax.grid(True, axis="x")
         names = (style.plain(style.shorten(table[c].iloc[0], 40)) for c in ("run", "baseline_run"))
         fig.suptitle("A: {}\nB: {}".format(*names), fontsize=7.5)

@@ -24,6 +24,7 @@ from fldiag.execution import Workspace
 from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
+from fldiag.results.files import sha256
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.standing import standing
 from fldiag.results.store import get_table, put_table
@@ -31,7 +32,6 @@ from fldiag.results.summary import Item, Small
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
-from fldiag.runs.round_weights import sha256
 from fldiag.runs.run import Run
 
 #: Where results go that belong to no single run, or to one that cannot be written to.
@@ -208,7 +208,8 @@ def identity(subject: Subject) -> list[Any]:
             checkpoint = member.checkpoint and member.checkpoint.sha256
             parts.append([identity(member), checkpoint, member.run and member.run.files])
         else:
-            contents = {name: sha256(member.path / name) for name in member.files}
+            paths = {name: member.path / name for name in member.files}
+            contents = {name: sha256(path) for name, path in paths.items() if path.is_file()}
             parts += [member.name, member.about, member.metrics_digest, contents]
             # what is computed with somebody's objects is not read again
             parts += [
@@ -333,7 +334,7 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
         if isinstance(picture, pages.Section):
             picture = pages.render(picture.title, "", [picture])
         if isinstance(picture, Figure):
-            paths += style.write(picture, target)
+            paths += style.save(picture, target)
         elif picture is not None:
             content = picture.encode() if isinstance(picture, str) else picture
             paths.append(files.write_bytes(target, content))

@@ -16,16 +16,15 @@ from torch import Tensor
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.tables import floats, select
+from fldiag.plotting.shapes import floats, select
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
-from fldiag.runs.round_weights import Stored
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5
@@ -187,7 +186,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             bars(along, values, looks, ["rest" if i == 0 else f"{i:g}" for i in order])
             along.set(title="along eigenvectors", xlabel="eigenvector (mean of clients)")
         else:
-            style.empty(along, "no eigenvectors")
+            along.remove()
         effect = only(exact, metric="effect").dropna(subset=["value"])
         if len(effect):
             error = np.nan_to_num(floats(effect["stderr"]))
@@ -197,11 +196,11 @@ def draw(frame: pd.DataFrame) -> Figure:
             frame_of(without, names)
             without.set(title="average without a client", xlabel="client left out")
         else:
-            style.empty(without, "not defined")
+            without.remove()
         for ax in (terms, along, without):
-            ax.set_ylabel(f"change of the {loss}" if ax.axison else "")
+            ax.set_ylabel(f"change of the {loss}")
         handles, labels = terms.get_legend_handles_labels()
-        style.legend(fig, handles, labels, ncols=4)
+        style.legend(fig, handles, labels)
         fig.suptitle(f"round {int(rows['round'].iloc[0])}", fontsize=8.5)
     return fig
 

@@ -21,18 +21,16 @@ from fldiag.execution import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.params import Layout, cosine
 from fldiag.plotting import style
-from fldiag.plotting.curves import legend_of_runs, lines
-from fldiag.plotting.tables import compares_runs, select
+from fldiag.plotting.shapes import compares_runs, lines, select
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, missing_notes, of_rounds
 from fldiag.results.table import Row, table
 from fldiag.runs import proximal
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 from fldiag.runs.proximal import Losses
-from fldiag.runs.round_weights import Stored
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
@@ -176,8 +174,8 @@ def losses_of(
     history: History, k: int, start: Weights, buffers: dict[str, Tensor], **loss: Any
 ) -> Losses:
     """The losses of client k on all of its training examples."""
-    (batch,) = proximal.batches(history.pool.train_slice(k), None)
-    return Losses(history.network, history.pool, buffers, start, batch, **loss)
+    examples = history.pool.train_slice(k)
+    return Losses(history.network, history.pool, buffers, start, examples, **loss)
 
 
 def gradient_rows(history: History, stored: Stored) -> list[Row]:
@@ -280,7 +278,7 @@ def recorded_rows(history: History) -> list[Row]:
     """Means over the local steps that training recorded, of every client, in the rounds that were read."""
     keys = ["metric", "layer", "proximal", "client"]
     rows: list[Row] = []
-    for r in history.read:
+    for r in history.rounds:
         steps = history.steps(r)
         if steps is None:
             continue
@@ -350,11 +348,11 @@ def draw(table: pd.DataFrame) -> Figure:
     with style.paper():
         fig, axes = style.panels(len(panels), 2.1 if looks else 2.6)
         for ax, (label, parts) in zip(axes, panels.items(), strict=True):
-            lines(ax, parts, "", looks)
+            lines(ax, parts, looks)
             ax.set_title(label)
         fig.suptitle("means over clients; bands: ± standard error", fontsize=7)
         if looks:
-            legend_of_runs(fig, looks)
+            style.legend_of_runs(fig, looks)
     return fig
 
 

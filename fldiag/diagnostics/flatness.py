@@ -22,8 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.plotting import style
-from fldiag.plotting.curves import dots, legend_of_runs, mean_line, rounds_axis, wide_range
-from fldiag.plotting.tables import floats, select
+from fldiag.plotting.shapes import dots, floats, lines, select, wide_range
 from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
@@ -213,18 +212,17 @@ def draw(frame: pd.DataFrame) -> Figure:
         for ax, (metric, title) in zip(axes, MEASURES.items(), strict=True):
             rows, parts = only(frame, metric=metric), only(frame, metric=f"{metric}_parts")
             dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
-            lines = (
-                only(rows, scope="global"),
-                *(only(parts, moment=moment) for moment in ("trained", "aggregated")),
-            )
-            for i, (line, look) in enumerate(zip(lines, LOOKS.values(), strict=True)):
-                mean_line(ax, line, look, is_banded=i == 1)
+            curves = [only(rows, scope="global"), only(parts, moment="trained")]
+            curves = [
+                curves[0].assign(stderr=None),
+                curves[1],
+                only(parts, moment="aggregated").assign(stderr=None),
+            ]
+            lines(ax, dict(zip(LOOKS, curves, strict=True)), LOOKS)
             values = pd.concat([rows["value"], parts["value"]])
             wide_range(ax, floats(values.dropna()))
-            rounds_axis(ax)
             ax.set_title(title)
-            ax.grid(True, axis="y")
-        legend_of_runs(fig, LOOKS)
+        style.legend_of_runs(fig, LOOKS)
     return fig
 
 

@@ -14,15 +14,12 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from pydantic import Field
 
 from fldiag.errors import counted
 from fldiag.plotting import style
-from fldiag.plotting.curves import legend_of_runs, lines
-from fldiag.plotting.heatmap import draw_cells
-from fldiag.plotting.tables import MANY, compares_runs, percentiles, select
+from fldiag.plotting.shapes import MANY, cells, compares_runs, lines, percentiles, select
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean, share
 from fldiag.results.numbers import Number
@@ -30,9 +27,8 @@ from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.summary import Item, Note, Say, missing_notes, of_rounds, plus_minus
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
-from fldiag.runs.round_weights import Stored
 
 MOMENTS = {
     "received": "received by the clients",
@@ -282,27 +278,28 @@ def draw(table: pd.DataFrame) -> Figure:
     looks = style.looks(runs) if len(runs) > 1 else None
     panel, hue = ("moment", "run") if looks else ("run", "moment")
     panels = list(curves.groupby(panel, sort=False))
-    cells = {run: class_cells(part, "class_forgetting") for run, part in runs.items()}
-    cells = {run: values for run, values in cells.items() if values.notna().any(axis=None)}
-    reach = max((float(values.abs().max(axis=None)) for values in cells.values()), default=0.0)
+    wide = {run: class_cells(part, "class_forgetting") for run, part in runs.items()}
+    wide = {run: values for run, values in wide.items() if values.notna().any(axis=None)}
+    reach = max((float(values.abs().max(axis=None)) for values in wide.values()), default=0.0)
     with style.paper():
-        fig, axes = style.panels(len(panels) + len(cells), 2.6)
+        fig, axes = style.panels(len(panels) + len(wide), 2.6)
         for ax, (name, rows) in zip(axes, panels, strict=False):
             parts = {MOMENTS.get(key, key): part for key, part in rows.groupby(hue, sort=False)}
-            lines(ax, parts, f"{SPLITS[split_of(table)]} {metric}", looks)
+            lines(ax, parts, looks)
+            ax.set_ylabel(f"{SPLITS[split_of(table)]} {metric}")
             ax.set_title(MOMENTS.get(name, ""))
             if ax is not axes[0]:
                 ax.sharey(axes[0])
         if metric == "accuracy":
             style.percents(*(ax.yaxis for ax in axes[: len(panels)]))
             style.chance(axes[0], number(curves, column="guess") or 0.0)
-        for ax, (run, values) in zip(axes[len(panels) :], cells.items(), strict=True):
+        for ax, (run, values) in zip(axes[len(panels) :], wide.items(), strict=True):
             draw_classes(ax, values, class_cells(runs[run], "class_examples"), reach or 1.0)
             about = f"forgetting by class, round {last_round(runs[run], 'class_forgetting')}"
             ax.set_title(f"{style.plain(style.shorten(run, 30))}\n{about}" if looks else about)
         fig.suptitle("bands: ± standard error", fontsize=7)
         if looks:
-            legend_of_runs(fig, looks)
+            style.legend_of_runs(fig, looks)
     return fig
 
 
@@ -314,19 +311,17 @@ def class_cells(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     return rows.pivot(index="client", columns="index", values="value")
 
 
-def draw_classes(ax: Axes, cells: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
+def draw_classes(ax: Axes, wide: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
     """A heatmap with a dot where the client has no example of the class."""
-    is_large = len(cells) > MANY
-    absent = np.argwhere(examples.reindex_like(cells).to_numpy() == 0)
-    values = percentiles(cells) if is_large else cells
+    is_large = len(wide) > MANY
+    absent = np.argwhere(examples.reindex_like(wide).to_numpy() == 0)
+    values = percentiles(wide) if is_large else wide
     ax.set_facecolor("#bbbbbb")
-    colors = Normalize(-reach, reach)
-    image = draw_cells(ax, values, colors, colors=style.DIVERGING, square=False, most=20)
-    bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
-    bar.set_label("accuracy received − trained")
+    colors = {"vmin": -reach, "vmax": reach, "cmap": style.DIVERGING}
+    cells(ax, values, **colors, cbar_kws={"label": "received − trained"})
     notes = ["grey: too few examples"] * bool(values.isna().any(axis=None))
     if not is_large and len(absent):
-        ax.plot(*absent[:, ::-1].T, ".", color="#222222", markersize=3)
+        ax.plot(*absent[:, ::-1].T + 0.5, ".", color="#222222", markersize=3)
         notes.insert(0, "dot: client has none")
     ax.set_xlabel("class" + f" ({'; '.join(notes)})" * bool(notes))
     ax.set_ylabel("percentile of the clients" if is_large else "client")

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor, nn
@@ -24,16 +23,14 @@ from torch import Tensor, nn
 from fldiag import losses
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.curves import dots, legend_of_runs, mean_line, rounds_axis, wide_range
-from fldiag.plotting.tables import floats, select
+from fldiag.plotting.shapes import dots, floats, lines, select, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean
-from fldiag.results.select import last_round, number, only, spread_rounds
+from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Note, Small, missing_notes
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
-from fldiag.runs.round_weights import Stored
 
 #: Metric -> how tables and panels call it.
 COLLAPSE = {
@@ -52,7 +49,6 @@ MODELS = {
     "own": "clients' models, own examples",
 }
 NO_HEAD = "the model has no head: its output is not that of a linear layer after other layers"
-SAME = "the features are the same for all examples"
 
 
 # The measures
@@ -79,13 +75,14 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     if not math.isfinite(largest):
         return dict.fromkeys(METRICS, "the features are not finite")
     singular = torch.linalg.svdvals(h - h.mean(0))
-    is_point = float(singular.max()) <= noise * largest * math.sqrt(h.numel())
-    numbers = {"effective_rank": SAME if is_point else effective_rank(singular)}
+    if float(singular.max()) <= noise * largest * math.sqrt(h.numel()):
+        return dict.fromkeys(METRICS, "the features are the same for all examples")
+    numbers: dict[str, float | str] = {"effective_rank": effective_rank(singular)}
     classes = classes_of(y)
     count = len(classes)
-    if count < 2 or is_point:
-        reason = ("the targets are not one class an example", "there is one class only", SAME)
-        return numbers | dict.fromkeys(COLLAPSE, reason[min(count, 2)])
+    if count < 2:
+        reason = "there is one class only" if count else "the targets are not one class an example"
+        return numbers | dict.fromkeys(COLLAPSE, reason)
     members = (y[:, None] == classes).to(h)
     sizes, label = members.sum(0), members.argmax(1)
     means = members.T @ h / sizes[:, None]
@@ -146,21 +143,19 @@ def round_rows(history: History, stored: Stored, split: str, similar: int) -> li
     """The rows of the received, the aggregated and the trained models of a round; a text in place of a value says why there is
     none."""
     stored, stretch = history.finite(stored), history.stretch(split)
-    models: list[tuple[Row, Weights]] = [
-        ({"moment": "received", "scope": "global"}, stored.start),
-        ({"moment": "aggregated", "scope": "global"}, (stored.aggregated, stored.buffers)),
-    ]
-    trained: Row = {"moment": "trained", "scope": "client"}
-    models += [({**trained, "client": k}, stored.client(j)) for j, k in enumerate(stored.ids)]
-    rows: list[Row] = []
-    for i, (columns, weights) in enumerate(models):
-        workspace().show(i, len(models), "")
-        rows += model_rows(history, weights, stretch, {**columns, "slice": split})
+    whole: Row = {"scope": "global", "slice": split}
+    trained: Row = {"moment": "trained", "scope": "client", "slice": split}
+    last = stored.aggregated, stored.buffers
+    rows = model_rows(history, stored.start, stretch, {**whole, "moment": "received"})
+    rows += model_rows(history, last, stretch, {**whole, "moment": "aggregated"})
+    for j, k in enumerate(stored.ids):
+        workspace().show(j, len(stored.ids), f"client {k}")
+        rows += model_rows(history, stored.client(j), stretch, {**trained, "client": k})
     if stored.ids and similar:
         stride = -(-(stretch.stop - stretch.start) // similar)
         places = range(stretch.start, stretch.stop, stride)
         x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
-        rows += similarity_rows(history, stored, x, {**trained, "metric": "cka", "slice": split})
+        rows += similarity_rows(history, stored, x, {**trained, "metric": "cka"})
     return rows
 
 
@@ -192,15 +187,15 @@ def model_rows(history: History, weights: Weights, stretch: slice, columns: Row)
     """The rows of one model on a stretch of the pool; of a client's also those on its own part of it."""
     module, pool, client = load(history, weights), history.pool, columns.get("client")
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
-    outputs, calls = call(module, linears, pool.read(stretch.start, stretch.start + 1)[0])
-    heads = [m for m in linears if m in calls and calls[m][1] is outputs]
-    if not heads or len(history.layout.layers) < 2:
-        return [{**columns, "metric": metric, "value": NO_HEAD} for metric in METRICS]
     features, answers = list[Tensor](), list[Tensor]()
     for piece in pool.batches(stretch, BATCH):
-        outputs, calls = call(module, heads, pool.read(piece.start, piece.stop)[0])
-        features.append(calls[heads[0]][0][0].flatten(1).double())
+        outputs, calls = call(module, linears, pool.read(piece.start, piece.stop)[0])
+        head = next((m for m, (_, output) in calls.items() if output is outputs), None)
+        if head is None or len(history.layout.layers) < 2:
+            return [{**columns, "metric": metric, "value": NO_HEAD} for metric in METRICS]
+        features.append(calls[head][0][0].flatten(1).double())
         answers.append(losses.predicted(outputs))
+        matrix = head.get_parameter("weight").detach().double()
     h, answer, y = torch.cat(features), torch.cat(answers), pool.y[stretch].to(features[0].device)
     parts = {columns["slice"]: slice(None)}
     if columns["slice"] == "train" and client is not None:
@@ -211,7 +206,6 @@ def model_rows(history: History, weights: Weights, stretch: slice, columns: Row)
         about = {**columns, "slice": name, "n_examples": len(h[part])}
         if about["n_examples"]:
             about["classes"] = len(classes_of(y[part])) or None
-            matrix = heads[0].weight.detach().double()
             numbers = geometry_of(h[part], y[part], answer[part], matrix)
             rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
     return rows
@@ -233,8 +227,7 @@ def similarity_rows(history: History, stored: Stored, x: Tensor, columns: Row) -
     rows: list[Row] = []
     for layer, of_clients in grams.items():
         stack = torch.stack(of_clients)
-        similarity = (stack @ stack.T).clamp(0, 1).cpu().numpy()
-        similarity[range(len(ids)), range(len(ids))] = np.nan
+        similarity = (stack @ stack.T).clamp(0, 1).fill_diagonal_(torch.nan).cpu().numpy()
         about = {**columns, "layer": layer}
         for i, j in combinations(range(len(ids)), 2):
             pair = {"scope": "pair", "client": ids[i], "client_b": ids[j]}
@@ -252,21 +245,22 @@ def mean_rows(rows: Sequence[Row]) -> Iterator[Row]:
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for row in rows:
         if row["scope"] == "client":
-            is_own = row["slice"].startswith("client:")
-            name = row["round"], row["metric"], "client:*/train" if is_own else row["slice"]
-            groups.setdefault(name, []).append(row["value"])
-    for name, members in groups.items():
+            name = "client:*/train" if row["slice"].startswith("client:") else row["slice"]
+            groups.setdefault((row["round"], row["metric"], name), []).append(row["value"])
+    for (r, metric, name), members in groups.items():
         values = [value for value in members if not isinstance(value, str)]
-        row = dict(zip(("round", "metric", "slice"), name, strict=True))
-        row |= {"moment": "trained", "scope": "global", "n_clients": len(values)}
-        yield {**row, **(sample_mean(values) if values else {"value": members[0]})}
+        row = {"round": r, "metric": metric, "slice": name, "moment": "trained", "scope": "global"}
+        numbers = sample_mean(values) if values else {"value": members[0]}
+        yield {**row, "n_clients": len(values), **numbers}
 
 
 def masked(row: Row) -> Row:
     """The row without a value and with a reason, where it has none."""
-    reason = row["value"] if isinstance(row["value"], str) else "the number is not defined"
-    is_known = not isinstance(row["value"], str) and math.isfinite(row["value"])
-    return row if is_known else {**row, "value": None, "note": reason, "masked": True}
+    value = row["value"]
+    if isinstance(value, float) and math.isfinite(value):
+        return row
+    note = value if isinstance(value, str) else "the number is not defined"
+    return {**row, "value": None, "note": note, "masked": True}
 
 
 # Picture and summary
@@ -274,25 +268,37 @@ def masked(row: Row) -> Row:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """A panel a number that has values, over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of
-    two clients by layer. Raises FldiagError for another table."""
+    two clients by layer, in the first and the last round. Raises FldiagError for another table."""
     select(frame, "effective_rank", "picture of geometry")
     metrics = [m for m in METRICS if only(frame, metric=m)["value"].notna().any()]
     looks = {text: style.look(place) for place, text in enumerate(MODELS.values())}
+    cka = only(frame, metric="cka", scope="global").dropna(subset=["value", "layer"])
     with style.paper():
         fig, (*panels, similarity) = style.panels(len(metrics) + 1, 2.0, across=4, least=1.6)
         for ax, metric in zip(panels, metrics, strict=True):
             rows = only(frame, metric=metric)
             dots(ax, only(of_model(rows, "trained"), scope="client"), style.look(2).color)
-            for name, text in MODELS.items():
-                mean_line(ax, only(of_model(rows, name), scope="global"), looks[text])
+            whole = only(rows, scope="global")
+            lines(ax, {text: of_model(whole, name) for name, text in MODELS.items()}, looks)
             if metric == "nc1":
                 wide_range(ax, floats(rows["value"].dropna()))
             ax.set_title(METRICS[metric])
-            rounds_axis(ax)
-            ax.grid(True, axis="y")
-        draw_similarity(similarity, only(frame, metric="cka", scope="global"))
+        layers = list(dict.fromkeys(cka["layer"]))
+        for place, r in enumerate(
+            sorted({cka["round"].min(), cka["round"].max()} - {pd.NA}), start=4
+        ):
+            part = only(cka, round=r).set_index("layer").reindex(layers)
+            errors = np.nan_to_num(floats(part["stderr"]))
+            line = {"label": f"round {r}", **style.look(place).line}
+            similarity.errorbar(range(len(layers)), floats(part["value"]), errors, **line)
+        texts = [style.plain(style.shorten(layer, 14)) for layer in layers]
+        similarity.set_xticks(range(len(layers)), texts, rotation=45, ha="right")
+        similarity.grid(True, axis="y")
+        similarity.set_title("CKA of two clients")
+        if layers:
+            similarity.legend()
         if metrics:
-            legend_of_runs(fig, looks)
+            style.legend_of_runs(fig, looks)
     return fig
 
 
@@ -302,41 +308,18 @@ def of_model(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     return only(rows[is_own == (name == "own")], moment="trained" if name == "own" else name)
 
 
-def draw_similarity(ax: Axes, rows: pd.DataFrame) -> None:
-    """The mean CKA of two clients in the first and the last round, layer by layer."""
-    ax.set_title("CKA of two clients")
-    rows = rows.dropna(subset=["value", "layer"])
-    if rows.empty:
-        style.empty(ax, "needs two clients")
-        return
-    layers = list(dict.fromkeys(rows["layer"]))
-    for place, r in enumerate(sorted({rows["round"].min(), rows["round"].max()}), start=4):
-        part = only(rows, round=r).set_index("layer").reindex(layers)
-        errors = np.nan_to_num(floats(part["stderr"]))
-        line = {"label": f"round {r}", **style.look(place).line}
-        ax.errorbar(range(len(layers)), floats(part["value"]), errors, **line)
-    texts = [style.plain(style.shorten(layer, 14)) for layer in layers]
-    ax.set_xticks(range(len(layers)), texts, rotation=45, ha="right")
-    ax.legend(loc="best")
-    ax.grid(True, axis="y")
-
-
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """The numbers of some rounds, how alike the layers are in the last one, and why numbers are missing."""
-    whole = only(frame, scope="global")
-    lines = []
-    for r in spread_rounds(whole.dropna(subset=["value"]), "effective_rank", 4):
-        for name, text in MODELS.items():
-            rows = of_model(only(whole, round=r), name)
-            if len(rows):
-                numbers = {metric: number(rows, metric) for metric in METRICS}
-                lines.append({"round": r, "model": text, **numbers})
-    yield Small(lines, {"round": "round", "model": "features of", **METRICS})
-    cka = only(whole, metric="cka", round=last_round(whole, "cka")).dropna(subset=["layer"])
+    """The numbers and how alike the layers are in the last round, and why numbers are missing."""
+    last = only(frame, scope="global", round=last_round(frame, "effective_rank"))
+    lines = [
+        {"model": text, **{m: number(of_model(last, name), m) for m in METRICS}}
+        for name, text in MODELS.items()
+    ]
+    yield Small(lines, {"model": "features of", **METRICS})
+    cka = only(last, metric="cka").dropna(subset=["layer"])
     lines = [{"layer": v, "cka": number(cka, layer=v)} for v in cka["layer"]]
     yield Small(lines, {"layer": "layer", "cka": "CKA of two clients"})
-    absent = only(frame, masked=True).reindex(columns=["metric", "note"])
-    for note in absent.loc[absent["metric"] != "missing", "note"].dropna().unique():
+    for note in only(frame, masked=True).get("note", pd.Series()).dropna().unique():
         yield Note(f"no number where {note}")
     yield from missing_notes(frame)
 

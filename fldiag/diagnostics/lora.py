@@ -19,14 +19,12 @@ from fldiag.diagnostics.geometry import effective_rank
 from fldiag.errors import FldiagError
 from fldiag.models.lora import adapters
 from fldiag.plotting import style
-from fldiag.plotting.curves import legend_of_runs, line, rounds_axis
-from fldiag.plotting.tables import floats, select
+from fldiag.plotting.shapes import floats, lines, select
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
+from fldiag.runs.history import History, Stored
 
 #: Metric -> the column that is shown.
 METRICS = {"aggregation_error": "value", "misalignment": "scaled", "effective_rank": "value"}
@@ -126,13 +124,10 @@ def draw(frame: pd.DataFrame) -> Figure:
     with style.paper():
         fig, axes = style.panels(len(METRICS), 2.15)
         for ax, metric, label in zip(axes, METRICS, labels, strict=True):
-            for layer, look in looks.items():
-                rows = only(means, metric=metric, layer=layer).set_index("round")
-                line(ax, rows.sort_index(), look, None)
-            rounds_axis(ax)
+            rows = only(means, metric=metric).assign(stderr=None)
+            lines(ax, {layer: only(rows, layer=layer) for layer in layers}, looks)
             ax.set_ylabel(label)
-            ax.grid(True)
-        legend_of_runs(fig, looks)
+        style.legend_of_runs(fig, looks)
     return fig
 
 

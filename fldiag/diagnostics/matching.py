@@ -24,16 +24,14 @@ from torch import Tensor
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.heatmap import draw_cells, of_pairs
-from fldiag.plotting.tables import floats, of_clients, select
+from fldiag.plotting.shapes import MANY, cells, floats, pairs, select
 from fldiag.problem.diagonal import Diagonal, diagonal, norm
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small, missing_notes
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
+from fldiag.runs.history import History, Stored
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
 FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
@@ -333,7 +331,7 @@ def draw(table: pd.DataFrame) -> Figure:
     )
     of_form = only(table, diag_mode=form, data=place)
     about = f"\n{FORMS[form]}, {DATA[place]}"
-    cells = {
+    of_pairs = {
         f"$H_N$%s{about}": only(of_form, metric="H_N"),
         f"$H_D$%s{about}": only(of_form, metric="H_D"),
         "eigenspace overlap%s\n": only(table, metric="eigenspace_overlap"),
@@ -345,15 +343,15 @@ def draw(table: pd.DataFrame) -> Figure:
         ),
         f"trace, clients on {DATA[place]}": (only(table, metric="trace"), "stderr"),
     }
-    cells = {t: r for t, r in cells.items() if only(r, scope="pair")["value"].notna().any()}
+    of_pairs = {t: r for t, r in of_pairs.items() if only(r, scope="pair")["value"].notna().any()}
     bars = {title: part for title, part in bars.items() if len(part[0])}
     with style.paper():
-        fig, axes = style.panels(len(cells) + len(bars), 2.3, 0.2)
-        for ax, (title, rows) in zip(axes, cells.items(), strict=False):
+        fig, axes = style.panels(len(of_pairs) + len(bars), 2.3, 0.2)
+        for ax, (title, rows) in zip(axes, of_pairs.items(), strict=False):
             mean = number(rows, scope="global", self_pairs=[False, None])
             draw_pairs(ax, only(rows, scope="pair"), "H_N" in title)
             ax.set_title(title % f", mean {style.plain(style.number(mean, 3))}", fontsize=7.5)
-        for ax, (title, (rows, error)) in zip(axes[len(cells) :], bars.items(), strict=True):
+        for ax, (title, (rows, error)) in zip(axes[len(of_pairs) :], bars.items(), strict=True):
             draw_bars(ax, rows.drop_duplicates(["moment", "client"]), error)
             ax.set_title(title, fontsize=7.5)
         is_hollow = any(rows["converged"].eq(False).any() for rows, _ in bars.values())
@@ -365,17 +363,15 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def draw_pairs(ax: Axes, rows: pd.DataFrame, is_wide: bool) -> None:
     """The number of every pair in colour; those that may range ``is_wide``, on a logarithmic scale if they do."""
-    cells = of_pairs(rows.astype({"client": int, "client_b": int}))
-    low, high = float(np.nanmin(cells)), float(np.nanmax(cells))
+    wide = pairs(rows.astype({"client": int, "client_b": int}))
+    low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
     colors = Normalize(low, high if high > low else low + 1e-3)
     if (
         is_wide and low > 0 and high > 100 * low
     ):  # four decades: one odd pair shall not bleach the others
         colors = LogNorm(max(low, high * 1e-4), high)
-    image = draw_cells(ax, cells, colors, most=6 if len(cells) > 10 else 10)
-    bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
-    if not isinstance(colors, LogNorm):
-        bar.ax.yaxis.set_major_locator(MaxNLocator(4))
+    ticks = None if isinstance(colors, LogNorm) else MaxNLocator(4)
+    cells(ax, wide, norm=colors, square=True, cbar_kws={"ticks": ticks, "fraction": 0.046})
     ax.set(xlabel="client", ylabel="client")
 
 
@@ -419,7 +415,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             "overlap with global": number(last, "global_overlap", scope="client", client=client),
         }
         (whole if is_whole else clients).append(row)
-    clients = of_clients(clients) + whole
+    clients = clients[:MANY] + whole  # a longer table is read from the csv
     yield Small(clients, {name: name for name in clients[0]})
     means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]

@@ -25,9 +25,7 @@ from fldiag.execution import workspace
 from fldiag.landscape.directions import random_direction
 from fldiag.landscape.paths import Path, rows_along
 from fldiag.plotting import style
-from fldiag.plotting.curves import barrier as draw_barrier
-from fldiag.plotting.curves import wide_range
-from fldiag.plotting.tables import floats, names, need, select
+from fldiag.plotting.shapes import floats, names, need, select, wide_range
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -128,7 +126,11 @@ def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
         bowl = only(bowl, metric="parabola").sort_values("x")
         dashed: dict[str, Any] = {"color": look.color, "linestyle": DASHED, "linewidth": 0.9}
         ax.plot(floats(bowl["x"]), floats(bowl["value"]), **dashed)
-        draw_barrier(ax, value, way["x"], way["barrier"], look)
+        at, height = way["x"], way["barrier"]
+        if height is not None and 0 < height < np.inf:
+            ends = (1 - at) * value[0] + at * value[-1]
+            ax.plot([at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=":")
+            ax.plot(at, ends + height, label="barrier", **look.point)
         handles.append(Line2D([], [], color=look.color))
         metric = "curvature" if are_lines else "barrier"
         height = style.number(way[metric], 3)
@@ -142,8 +144,8 @@ def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
         texts.append(f"{len(ways) - MANY} more")
     ax.margins(x=0.02)
     ax.grid(True)
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
-    style.legend(ax, handles, texts, **below, handlelength=2.4, labelspacing=0.3)
+    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
+    ax.legend(handles, [style.plain(text) for text in texts], **below)
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:

@@ -15,7 +15,7 @@ from fldiag.choices import Data, Device, Download, Model, Root
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.tables import compares_runs, floats, names, select
+from fldiag.plotting.shapes import compares_runs, floats, names, select
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
@@ -146,7 +146,7 @@ def personalise(
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
         plan = replace(plan, epochs=lengths)
-        check_plan(setup, plan)
+        check_plan(setup)
         w, buffers = load_weights(run, setup)
         states = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.plotting import style
-from fldiag.plotting.tables import compares_runs, floats, names, need
+from fldiag.plotting.shapes import compares_runs, floats, names, need
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import only

@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from safetensors.torch import save
@@ -23,8 +25,8 @@ from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
-from fldiag.plotting import layers, style
-from fldiag.plotting.tables import select
+from fldiag.plotting import style
+from fldiag.plotting.shapes import bars, select
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
@@ -38,6 +40,12 @@ from fldiag.seeding import seed_for, torch_rng
 
 #: Lanczos steps from each of so many random vectors, and values at which the density is given.
 STEPS, PROBES, POINTS = 30, 4, 501
+#: What may be known of every layer, and the title of its panel.
+LAYERS = {
+    "eigenvalue": "largest eigenvalue by layer",
+    "trace": "trace by layer",
+    "diagonal_norm": "norm of the diagonal by layer",
+}
 #: Decades of the density that are drawn.
 DECADES = 7
 #: Columns of the summary, and what goes without saying in them.
@@ -205,13 +213,42 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         )
 
 
+def is_main_block(rows: pd.DataFrame) -> pd.Series:
+    """A mask of the eigenvalues of the block that the whole table is about: that of each run's first row."""
+    layers = rows["layer"].fillna("")
+    return layers == layers.groupby(rows["run"].fillna("")).transform("first")
+
+
+def draw_layers(frame: pd.DataFrame) -> Figure | None:
+    """Largest eigenvalue (± residual) and trace (± standard error) of every layer's own block, and the norm of its diagonal, as
+    far as the table has them; None where it says nothing of single layers."""
+    frame = frame.assign(run=frame["run"].fillna("unnamed").astype(str))
+    parts = {metric: only(frame, metric=metric) for metric in LAYERS}
+    parts["eigenvalue"] = parts["eigenvalue"][~is_main_block(parts["eigenvalue"])]
+    parts = {metric: rows.dropna(subset=["layer"]) for metric, rows in parts.items()}
+    parts = {metric: rows for metric, rows in parts.items() if len(rows)}
+    if not parts:
+        return None
+    rows = pd.concat(parts.values())
+    looks, layers = style.looks(rows["run"]), rows["layer"].nunique()
+    with style.paper():
+        height = 0.75 + max(0.14 * layers * max(1, len(looks) / 2), 0.9)
+        fig, axes = style.panels(len(parts), height, sharey=True)
+        for ax, (metric, rows) in zip(axes, parts.items(), strict=True):
+            bars(ax, rows, looks, error="residual" if metric == "eigenvalue" else "stderr")
+            ax.set_title(LAYERS[metric], fontsize=8)
+            ax.xaxis.set_major_locator(MaxNLocator(4))
+        style.legend(fig, [Patch(color=look.color) for look in looks.values()], looks)
+    return fig
+
+
 def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
     """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them.
 
     ``ax``: draw the eigenvalues into these axes. Raises FldiagError for a table without eigenvalues.
     """
     eigenvalues = select(frame, "eigenvalue", "spectrum")
-    eigenvalues = eigenvalues[layers.is_main_block(eigenvalues)]
+    eigenvalues = eigenvalues[is_main_block(eigenvalues)]
     looks = style.looks(list(dict.fromkeys(frame["run"])))
     if ax is not None:
         _draw_eigenvalues(ax, eigenvalues, looks)
@@ -231,7 +268,7 @@ def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
             ax.grid(True, axis="y")
         handles, labels = fig.axes[0].get_legend_handles_labels()
         if labels:
-            place = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
+            place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
             style.legend(fig, handles, labels, **place)
     return fig
 
@@ -283,7 +320,7 @@ def vectors_if_any(frame: pd.DataFrame) -> bytes | None:
 
 @diagnostic(
     "spectrum",
-    draw={"": draw, "-layers": layers.draw, "-vectors.safetensors": vectors_if_any},
+    draw={"": draw, "-layers": draw_layers, "-vectors.safetensors": vectors_if_any},
     summary=summary,
     numbers=(LAMBDA_1,),
     example="checkpoints/example/fedsol-digits.pt --k 5 --trace",

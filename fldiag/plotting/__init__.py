@@ -1,5 +1,6 @@
-"""Pictures from tidy result tables: one kind of picture a module, one style for all of them.
+"""Pictures from tidy tables: ``style`` (colours, sizes, files), ``shapes`` (lines, cells, bars), ``words`` (display names),
+``sheet`` (width and formats asked for), ``pages`` (html).
 
-Every module has ``draw(table, ...) -> matplotlib.figure.Figure``; ``style.save`` writes it. Nothing here opens
-a window, needs a display or changes matplotlib's global settings.
+A diagnostic's ``draw(table)`` gives a matplotlib figure and ``style.save`` writes it. Nothing here opens a window, needs a
+display or changes matplotlib's global settings.
 """

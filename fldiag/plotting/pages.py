@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -87,7 +88,7 @@ def picture(figure: Figure, caption: str) -> Picture:
     """The figure as SVG, or as PNG where that would be heavy."""
     content = style.image(figure, "svg")
     if len(content) > HEAVY:
-        return Picture(caption, "image/png", style.image(figure, "png"))
+        return Picture(caption, "image/png", style.image(figure, "png", style.SCREEN))
     return Picture(caption, "image/svg+xml", content)
 
 
@@ -103,12 +104,12 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     from plotly.offline import get_plotlyjs
 
     files = resources.files("fldiag.plotting") / "templates"
-    html, script, css = (
+    template, script, css = (
         (files / f"page.{end}").read_text("utf-8") for end in ("html", "js", "css")
     )
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     has_charts = any(section.charts for section in sections)
-    page = environment.from_string(html).render(
+    page = environment.from_string(template).render(
         title=title,
         lead=lead,
         sections=sections,
@@ -141,4 +142,4 @@ def packed_plotly() -> str:
 
 def literal(text: object) -> str:
     """Text for plotly, which reads a few HTML tags in its labels."""
-    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(str(text), quote=False)

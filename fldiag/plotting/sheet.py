@@ -1,6 +1,6 @@
 """The sheet that pictures are made for: how wide they are printed, and in which formats they are written.
 
-Every picture has a width and formats of its own; inside ``asked(...)`` all have those of the journal.
+Every picture has a width and formats of its own; inside ``use_sheet(...)`` all have those of the journal.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from fldiag.errors import FldiagError
-from fldiag.results.files import PICTURES
 
 #: Widths in inches: one column and both columns of a two-column paper.
 WIDTHS = {"single": 3.35, "double": 6.9}
+FORMATS = ("pdf", "png", "svg")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ _SHEET: ContextVar[Sheet] = ContextVar("sheet")
 
 
 def current() -> Sheet:
+    """The sheet of the ``use_sheet`` around the call, or else the default one."""
     return _SHEET.get(Sheet())
 
 
@@ -37,19 +38,20 @@ def use_sheet(width: str | float | None = None, format: str | None = None) -> It
     """All pictures that are drawn and written within have this width and these formats.
 
     Args:
-        width: ``single``, ``double``, or millimetres; None: each picture's own.
-        format: one or more of pdf, png and svg, by comma; None: pdf and png.
+        width: ``single``, ``double``, or 60 to 400 millimetres; None: each picture's own.
+        format: One or more of pdf, png and svg, by comma; None: pdf and png.
+
+    Yields:
+        The sheet.
 
     Raises:
-        FldiagError: another width or format.
+        FldiagError: Another width or format.
     """
     before = current()
-    token = _SHEET.set(
-        Sheet(
-            before.width if width is None else inches(width),
-            before.formats if format is None else formats(format),
-        )
-    )
+    formats = before.formats if format is None else tuple(format.lower().split(","))
+    if not set(formats) <= set(FORMATS):
+        raise FldiagError(f"format = {format!r} is not of {', '.join(FORMATS)}", usage=True)
+    token = _SHEET.set(Sheet(before.width if width is None else inches(width), formats))
     try:
         yield current()
     finally:
@@ -72,15 +74,3 @@ def inches(width: str | float) -> float:
         what = f"width = {str(width)!r} is not a picture's width"
         raise FldiagError(what, "give single, double or 60 to 400 millimetres", usage=True)
     return millimetres / 25.4
-
-
-def formats(text: str) -> tuple[str, ...]:
-    """
-    >>> formats("svg,pdf")
-    ('svg', 'pdf')
-    """
-    kinds = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
-    if set(kinds) - set(PICTURES):
-        what = f"format = {text!r} is not a picture's format"
-        raise FldiagError(what, f"choose of {', '.join(PICTURES)}", usage=True)
-    return kinds

@@ -6,10 +6,10 @@ a brown; each comes with a marker and a dash pattern, so that lines stay apart i
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.textpath import TextPath
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from fldiag.plotting import sheet, words
-from fldiag.results.files import render, write_pictures
+from fldiag.results.files import write_bytes
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
 ONE_COLUMN, TWO_COLUMNS = sheet.WIDTHS["single"], sheet.WIDTHS["double"]
@@ -32,7 +32,14 @@ ONE_COLUMN, TWO_COLUMNS = sheet.WIDTHS["single"], sheet.WIDTHS["double"]
 PAGE = 8.8
 #: Perceptually uniform, monotone in lightness, safe for colour-blind readers; and from one sign to the other through white.
 COLORMAP, DIVERGING = "viridis", "PuOr_r"
-DPI = 300
+#: Of pngs: in files, and on a page.
+DPI, SCREEN = 300, 150
+#: Metadata that would make two files of one figure differ.
+METADATA: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None},
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+}
 #: Where the style is not matplotlib's own. DejaVu ships with matplotlib: the same bytes on every machine.
 RC: dict[Any, Any] = {
     "font.sans-serif": ["DejaVu Sans"],
@@ -43,6 +50,10 @@ RC: dict[Any, Any] = {
     "legend.fontsize": 7,
     "legend.title_fontsize": 7,
     "legend.frameon": False,
+    "legend.borderpad": 0.2,
+    "legend.columnspacing": 1.2,
+    "legend.handlelength": 2.6,
+    "legend.labelspacing": 0.3,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -193,70 +204,24 @@ def shorten(text: object, width: int) -> str:
     'feda…d 30'
     """
     text = " ".join(str(text).split())
-    head = max((width - 1) // 2, 1)
-    tail = max(width - 1 - head, 1)
-    return text if len(text) <= width else f"{text[:head]}…{text[-tail:]}"
-
-
-def text_width(text: str, size: float = 7.0) -> float:
-    """Width of one line of text in inches."""
-    if not text.strip():
-        return 0.0
-    with paper():
-        return float(TextPath((0, 0), text.replace("$", "S"), size).get_extents().x1) / 72
-
-
-def wrap(text: object, inches: float, lines: int = 1, size: float = 7.0) -> list[str]:
-    """The text in at most ``lines`` lines of about ``inches``; what is too long for one line loses its middle."""
-    text = " ".join(str(text).split())
-    across = max(int(inches / (text_width(text, size) or 1) * len(text)), 2)
-    if lines == 1:
-        return [shorten(text, across)]
-    return textwrap.wrap(text, across, max_lines=lines, placeholder="…") or [""]
-
-
-def heading(fig: Figure, text: str) -> None:
-    """At most two lines above all panels; the figure grows by them."""
-    if text:
-        lines = wrap(text, fig.get_figwidth() - 0.2, 2, 8)
-        fig.set_figheight(fig.get_figheight() + 0.15 * len(lines))
-        fig.suptitle("\n".join(lines), x=0.04, ha="left", fontsize=8)
-
-
-def empty(ax: Axes, text: str) -> None:
-    """A panel without axes that says why it has nothing."""
-    ax.text(0.5, 0.5, text, ha="center", va="center", transform=ax.transAxes)
-    ax.set_axis_off()
-
-
-def names_down(ax: Axes, names: Sequence[str], width: int = 24) -> None:
-    """A name a row, the first on top."""
-    ax.set_yticks(range(len(names)), [plain(shorten(name, width)) for name in names])
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    tail = width // 2
+    return text if len(text) <= width else f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
 def chance(ax: Axes, value: float, name: bool = True) -> None:
-    """A line at the accuracy of guessing, where the curves come near it; the axis then reaches down to it."""
+    """A dotted line at the accuracy of guessing, where the curves come near it; the axis then reaches down to it."""
     low, high = ax.get_ylim()
-    if low <= 3 * value:
-        ax.set_ylim(bottom=min(low, value - 0.06 * (high - value)))
-        level(ax, value, "chance" if name else "")
-
-
-def ceiling(ax: Axes, value: float) -> None:
-    """A line at the highest accuracy of models that know their clients' classes only, where the curves come near it."""
-    low, high = ax.get_ylim()
-    if low < value < 1.5 * high:
-        ax.set_ylim(top=max(high, value + 0.08 * (value - low)))
-        level(ax, value, "ceiling of own classes")
-
-
-def level(ax: Axes, value: float, text: str) -> None:
-    """A dotted line across, with its name upon it."""
-    dots: dict[str, Any] = {"color": "#666666", "linewidth": 0.7, "linestyle": (0, (1, 2))}
-    ax.axhline(value, label=f"_{text or 'level'}", zorder=1, **dots)
-    place: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-    ax.annotate(text, (1, value), fontsize=6, color="#555555", zorder=6, **place)
+    if low > 3 * value:
+        return
+    ax.set_ylim(bottom=min(low, value - 0.06 * (high - value)))
+    ax.axhline(value, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), label="_chance")
+    if name:
+        place: dict[str, Any] = {
+            "xycoords": ax.get_yaxis_transform(),
+            "ha": "right",
+            "va": "bottom",
+        }
+        ax.annotate("chance", (1, value), fontsize=6, color="#555555", zorder=6, **place)
 
 
 def percents(*axes: Any) -> None:
@@ -265,58 +230,50 @@ def percents(*axes: Any) -> None:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %"))
 
 
-def legend(owner: Any, handles: Sequence[Any], labels: Sequence[str], **options: Any) -> Legend:
-    """A legend that also shows labels with a leading underscore (matplotlib drops those) or with dollars.
-
-    A figure's stands below its panels, in as many columns as fit (at most ``ncols``), and the figure grows by its rows.
-    """
-    options = {"borderpad": 0.2, "columnspacing": 1.2, "labelspacing": 0.3, **options}
-    most = options.pop("ncols", len(labels) if isinstance(owner, Figure) else 1)
-    if isinstance(owner, Figure):
-        options = {"loc": "outside lower center", **options}
-        labels = [wrap(label, owner.get_figwidth() - 0.6)[0] for label in labels]
-    for columns in range(min(most, len(labels)), 0, -1):
-        artist = owner.legend(list(handles), ["x"] * len(labels), ncols=columns, **options)
-        for text, label in zip(artist.get_texts(), labels, strict=True):
-            text.set_text(plain(label))
-        if not isinstance(owner, Figure):
-            break
+def legend(
+    fig: Figure, handles: Sequence[Any], labels: Iterable[str], *, ncols: int = 4, **options: Any
+) -> Legend:
+    """A legend below all panels, in as many columns as fit (at most ``ncols``); the figure grows by its rows."""
+    labels = [plain(shorten(label, int(14 * fig.get_figwidth()))) for label in labels]
+    options = {"loc": "outside lower center", **options}
+    for columns in range(min(ncols, len(labels)), 0, -1):
+        artist = fig.legend(handles, labels, ncols=columns, **options)
         box = artist.get_window_extent()
-        if columns == 1 or box.width <= owner.bbox.width:
-            owner.set_figheight(owner.get_figheight() + box.height / owner.dpi)
+        if columns == 1 or box.width <= fig.bbox.width:
             break
         artist.remove()
+    fig.set_figheight(fig.get_figheight() + box.height / fig.dpi)
     return artist
 
 
-def save(fig: Figure, path: str | Path, formats: Sequence[str] | None = None) -> list[Path]:
-    """Write the figure; the same figure gives the same bytes.
+def legend_of_runs(fig: Figure, looks: Mapping[str, Look]) -> Legend:
+    """The figure's legend: a line a run."""
+    return legend(fig, [Line2D([], [], **look.line) for look in looks.values()], looks, ncols=3)
+
+
+def image(fig: Figure, kind: str, dpi: int = DPI) -> bytes:
+    """The figure as the bytes of a pdf, png or svg; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with paper():
+        fig.draw_without_rendering()
+        fig.set_layout_engine("none")  # laid out again with a colour bar, it would differ by a hair
+        fig.savefig(buffer, format=kind, dpi=dpi, metadata=METADATA[kind])
+    return buffer.getvalue()
+
+
+def save(fig: Figure, path: str | Path, formats: Sequence[str] = ()) -> list[Path]:
+    """Write the figure as PATH.FORMAT; the same figure gives the same bytes.
 
     Args:
         fig: The figure.
-        path: With the ending of a format one file; else each of the formats is appended.
+        path: Without the ending.
         formats: Of pdf, png and svg; by default those of the sheet.
 
     Returns:
         The paths.
 
     Raises:
-        FldiagError: Another format, or a folder that cannot be written.
+        FldiagError: The folder cannot be written.
     """
-    path = Path(path)
-    targets = [path.with_name(f"{path.name}.{f}") for f in formats or sheet.current().formats]
-    with paper():
-        return write_pictures(fig, [path] if formats is None and path.suffix else targets, DPI)
-
-
-def write(fig: Figure, path: Path) -> list[Path]:
-    """Write the figure in every format of the sheet, each ending appended to ``path``; as ``save``."""
-    return save(fig, path, sheet.current().formats)
-
-
-def image(fig: Figure, kind: str) -> bytes:
-    """The figure for a page: ``svg`` as ``save`` writes it, or a small ``png`` (200 dpi, 64 colours)."""
-    with paper():
-        fig.draw_without_rendering()
-        fig.set_layout_engine("none")  # laid out again with a colour bar, it would differ by a hair
-        return render(fig, "svg", DPI) if kind == "svg" else render(fig, "png", 200, 64)
+    formats = formats or sheet.current().formats
+    return [write_bytes(f"{path}.{kind}", image(fig, kind)) for kind in formats]

@@ -4,51 +4,31 @@ from __future__ import annotations
 
 import re
 
-#: Registered method -> its display name; a test holds the keys equal to the registry.
-METHODS = {
-    "fedacg": "FedACG",
-    "fedadam": "FedAdam",
-    "fedalign": "FedAlign",
-    "fedasam": "FedASAM",
-    "fedavg": "FedAvg",
+_WRITTEN = (
+    *("FedACG", "FedAdam", "FedAlign", "FedASAM", "FedAvg", "FedAvgM", "FedBABU", "FedCM"),
+    *("FedDC", "FedDF", "FedDyn", "FedET", "FedGAMMA", "FedLESAM", "FedNova", "FedNTD"),
+    *("FedProj", "FedProx", "FedRCL", "FedSAM", "FedSMOO", "FedSOL", "FedSpeed", "FedTOGA"),
+    *("FedYogi", "GradAug", "Mixup", "MoFedSAM", "MOON", "SCAFFOLD", "MNIST", "SVHN"),
+    *("PathMNIST", "TissueMNIST", "Iris", "MARC", "MNLI", "SNLI", "LDA", "IID", "Dirichlet"),
+)
+#: A registered name of a method, a data set, a partition or an option -> how it is written, where not by its own words.
+NAMES = {name.lower(): name for name in _WRITTEN} | {
     "fedavg_ft": "FedAvg + fine-tuning",
-    "fedavgm": "FedAvgM",
-    "fedbabu": "FedBABU",
-    "fedcm": "FedCM",
-    "feddc": "FedDC",
-    "feddf": "FedDF",
-    "feddyn": "FedDyn",
-    "fedet": "FedET",
-    "fedgamma": "FedGAMMA",
-    "fedlesam": "FedLESAM",
     "fedlesam_d": "FedLESAM-D",
     "fedlesam_s": "FedLESAM-S",
-    "fednova": "FedNova",
-    "fedntd": "FedNTD",
-    "fedproj": "FedProj",
-    "fedprox": "FedProx",
-    "fedrcl": "FedRCL",
-    "fedsam": "FedSAM",
-    "fedsmoo": "FedSMOO",
-    "fedsol": "FedSOL",
     "fedsol_ft": "FedSOL + fine-tuning",
-    "fedspeed": "FedSpeed",
-    "fedtoga": "FedTOGA",
-    "fedyogi": "FedYogi",
-    "gradaug": "GradAug",
-    "gradient_projection": "gradient projection",
     "knnper": "kNN-Per",
-    "local_only": "local only",
-    "mixup": "Mixup",
-    "mofedsam": "MoFedSAM",
-    "moon": "MOON",
     "perfedavg": "Per-FedAvg",
-    "scaffold": "SCAFFOLD",
     "stochdepth": "stochastic depth",
-    "strategy": "strategy",
-}
-#: Option or setting -> what is written for it.
-SYMBOLS = {
+    "agnews": "AG News",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "cinic10": "CINIC-10",
+    "imagenet200": "ImageNet-200",
+    "sst2": "SST-2",
+    "lda_fedsol": "LDA",
+    "file": "from a file",
+    "given": "as recorded",
     "rho": "ρ",
     "lam": "λ",
     "beta": "β",
@@ -61,66 +41,32 @@ SYMBOLS = {
     "lr": "learning rate",
     "lr_decay": "decay of the learning rate",
 }
-DATA = {
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "cinic10": "CINIC-10",
-    "svhn": "SVHN",
-    "pathmnist": "PathMNIST",
-    "tissuemnist": "TissueMNIST",
-    "imagenet200": "ImageNet-200",
-    "iris": "Iris",
-    "agnews": "AG News",
-    "marc": "MARC",
-    "mnli": "MNLI",
-    "snli": "SNLI",
-    "sst2": "SST-2",
-}
-PARTITIONS = {
-    "lda": "LDA",
-    "lda_fedsol": "LDA",
-    "iid": "IID",
-    "dirichlet": "Dirichlet",
-    "file": "from a file",
-    "given": "as recorded",
-}
-#: Labels are other people's text: only names that mean nothing else, as whole words, are written anew in them.
-_IN_LABELS = re.compile(
-    r"(?<![A-Za-z0-9_])("
-    + "|".join(sorted((n for n in METHODS if "fed" in n or n == "scaffold"), key=len, reverse=True))
-    + r")(?![A-Za-z0-9_])"
-)
-_SYMBOL = re.compile(r"(?<![A-Za-z0-9_])(rho|beta|kappa|mu|alpha|tau|lam)(?: ?= ?| (?=[0-9]))")
+#: What is surely a name within other people's text: a method's, and an option's before its value.
+_METHOD = re.compile(r"(?<!\w)(\w*fed\w*|scaffold)(?!\w)")
+_OPTION = re.compile(r"(?<!\w)(rho|beta|kappa|mu|alpha|tau|lam)(?: ?= ?| (?=\d))")
 
 
-def method(name: str) -> str:
-    """The display name of a registered method; of one that is not known the name, and of pkg.mod:function the function.
+def name(registered: str) -> str:
+    """The display name of what is registered; of ``pkg.mod:function`` the function, of others the words.
 
-    >>> method("fedlesam_d"), method("strategy:A1"), method("mine"), method("pkg.mine:steady")
-    ('FedLESAM-D', 'strategy A1', 'mine', 'steady')
+    >>> name("fedlesam_d"), name("strategy:A1"), name("pkg.mine:steady"), name("local_only")
+    ('FedLESAM-D', 'strategy A1', 'steady', 'local only')
     """
-    head, _, id = name.partition(":")
-    if id and head not in METHODS:
-        return id
-    return " ".join(filter(None, (METHODS.get(head, head), id)))
+    head, _, id = registered.rpartition(":")
+    short = f"strategy {id}" if head == "strategy" else id
+    return NAMES.get(short, short.replace("_", " "))
 
 
-def symbol(name: str) -> str:
-    """What is written for an option: its symbol, or its words."""
-    return SYMBOLS.get(name, name.replace("_", " "))
-
-
-def data(name: str) -> str:
+def data(registered: str) -> str:
     """What is written for data; a number at the end is how many training images were kept of them.
 
     >>> data("cifar10"), data("mnist-2000"), data("npz:mine")
     ('CIFAR-10', 'MNIST (2,000 images)', 'npz:mine')
     """
-    base, _, size = name.partition("@")[0].rpartition("-")
-    if base in DATA and size.isdigit():
-        return f"{DATA[base]} ({int(size):,} images)"
-    return DATA.get(name, name)
+    base, _, size = registered.partition("@")[0].rpartition("-")
+    if base in NAMES and size.isdigit():
+        return f"{NAMES[base]} ({int(size):,} images)"
+    return NAMES.get(registered, registered)
 
 
 def label(text: str) -> str:
@@ -129,6 +75,5 @@ def label(text: str) -> str:
     >>> label("fedsol-1 rho=2.0"), label("FedSOL, rho 0.5"), label("my_fedavg_run")
     ('FedSOL-1 ρ = 2.0', 'FedSOL, ρ = 0.5', 'my_fedavg_run')
     """
-    return _SYMBOL.sub(
-        lambda m: f"{SYMBOLS[m.group(1)]} = ", _IN_LABELS.sub(lambda m: METHODS[m.group()], text)
-    )
+    text = _METHOD.sub(lambda match: NAMES.get(match.group(), match.group()), text)
+    return _OPTION.sub(lambda match: f"{NAMES[match.group(1)]} = ", text)

@@ -78,7 +78,7 @@ class RunTables:
     @property
     def method(self) -> str:
         """The method's display name."""
-        return words.method(str(self.settings.get("method.name", "unknown")))
+        return words.name(str(self.settings.get("method.name", "unknown")))
 
     @property
     def recipe(self) -> str:
@@ -168,7 +168,7 @@ def name_runs(runs: Iterable[RunTables]) -> None:
         parts = [run.method]
         for key, value in run.settings.items():
             if any(settings.get(key) != value for settings in alike):
-                parts.append(f"{words.symbol(key.rpartition('.')[2])} = {value}")
+                parts.append(f"{words.name(key.rpartition('.')[2])} = {value}")
         seed = run.config.get("seed")
         run.label = ", ".join(parts if seed is None else [*parts, f"seed {seed}"])
     labels = [run.label for run in runs]

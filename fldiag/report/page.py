@@ -141,11 +141,11 @@ def data_of(run: RunTables) -> str:
     kind = str(settings.get("partition.kind", "unknown"))
     parts = [
         words.data(str(settings.get("data.name", "unknown"))),
-        words.PARTITIONS.get(kind, kind),
+        words.name(kind),
     ]
     for key in ("alpha", "shards", "classes"):
         if settings.get(f"partition.{key}") is not None:
-            parts.append(f"{words.symbol(key)} = {settings[f'partition.{key}']}")
+            parts.append(f"{words.name(key)} = {settings[f'partition.{key}']}")
     total, sampled = (settings.get(f"clients.{key}", "?") for key in ("total", "per_round"))
     return ", ".join([*parts, f"{total} clients, {sampled} a round"])
 

@@ -1,4 +1,4 @@
-"""Files of results, each written whole or not at all: tables with their provenance, texts, pictures."""
+"""Files of results, each written whole or not at all: tables with their provenance, and texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,14 +19,6 @@ from fldiag.errors import FldiagError, printable
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Bytes from which a png is written in 256 colours.
-HEAVY = 150_000
-#: Picture formats and the metadata that would make two files of one figure differ.
-PICTURES: dict[str, dict[str, Any]] = {
-    "pdf": {"CreationDate": None},
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-}
 #: How text begins that a spreadsheet computes as a formula, and such text with apostrophes before it.
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
 #: Key of a json file's digest.
@@ -310,45 +302,3 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
             "make it again, or restore it",
         )
     return content
-
-
-def write_pictures(fig: Any, targets: Sequence[Path], dpi: float) -> list[Path]:
-    """Write a matplotlib figure to files, in the format that the ending of each says. One figure gives the same bytes each time.
-
-    Args:
-        fig: The figure.
-        targets: Files that end in .pdf, .png or .svg.
-        dpi: Resolution of pixels.
-
-    Returns:
-        The files.
-
-    Raises:
-        FldiagError: Another format (nothing is written then), or a folder that cannot be written.
-    """
-    for target in targets:
-        if _kind(target) not in PICTURES:
-            raise FldiagError(
-                f"cannot write a figure to {str(target)!r}: format {target.suffix!r} is not known",
-                f"end the path in .{', .'.join(PICTURES)}, or give it without an ending",
-                usage=True,
-            )
-    return [write_bytes(target, render(fig, _kind(target), dpi)) for target in targets]
-
-
-def _kind(target: Path) -> str:
-    return target.suffix.lower()[1:]
-
-
-def render(fig: Any, kind: str, dpi: float, colours: int | None = None) -> bytes:
-    """A matplotlib figure as ``pdf``, ``png`` or ``svg``; a large png in 256 colours, which nobody tells from all of them.
-    ``colours``: a png of any size in so many."""
-    buffer = io.BytesIO()
-    fig.savefig(buffer, format=kind, dpi=dpi, metadata=PICTURES[kind])
-    if kind == "png" and (colours or buffer.tell() > HEAVY):
-        from PIL import Image
-
-        image = Image.open(buffer).convert("RGB").quantize(colours or 256, dither=Image.Dither.NONE)
-        buffer = io.BytesIO()
-        image.save(buffer, "png", optimize=True, dpi=(dpi, dpi))
-    return buffer.getvalue()

@@ -6,12 +6,16 @@ from histories import always, history, identity, linear, one, separable, stored
 from sklearn.calibration import calibration_curve
 
 import fldiag
-from fldiag.diagnostics.fairness import Answers, Groups, calibration, spread_rows, whole_rows
+from fldiag.diagnostics.fairness import answers, floor, matrix_of, spread_rows, spreads
 from fldiag.errors import FldiagError
 from fldiag.results.means import gini, worst_decile
 from fldiag.results.select import only
 
 RNG = np.random.default_rng(0)
+
+
+def two_clients(n):
+    return matrix_of({0: np.arange(n // 2), 1: np.arange(n // 2, n)}, n)
 
 
 def test_one_client_is_served_and_one_is_not():
@@ -30,28 +34,20 @@ def test_one_client_is_served_and_one_is_not():
 
 def test_calibration_is_that_of_scikit_learn():
     y, logits = RNG.integers(0, 3, 200), RNG.normal(size=(200, 3)) * 2
-    model, groups = Answers(logits, y), Groups(200, {0: np.arange(90), 1: np.arange(90, 200)})
+    model = answers(logits, y, 10)
     right, sure = calibration_curve(model.right, model.confidence, n_bins=10)
-    rows = whole_rows(model, groups.matrix.sum(0), 10)
-    n, accuracy = (
-        np.array([row[column] for row in rows if row["metric"] == "bin_accuracy"])
-        for column in ("n_examples", "value")
-    )
-    assert accuracy == pytest.approx(right)
-    error = (n * np.abs(right - sure)).sum() / 200
-    assert calibration(model.right, model.confidence, 10)[0] == pytest.approx(error)
-    (row,) = (row for row in spread_rows(model, groups, 10) if row["metric"] == "ece")
-    assert row["value"] == pytest.approx(error)
+    n = np.bincount(model.bin, minlength=10)
+    (row,) = (r for r in spread_rows(model, two_clients(200)) if r["metric"] == "ece")
+    assert row["value"] == pytest.approx((n[n > 0] * np.abs(right - sure)).sum() / 200)
+    assert row["low"] <= row["high"] and row["stderr"] > 0
 
 
-def test_errors_and_the_floor_are_what_chance_shows():
-    confidence = RNG.uniform(0.5, 1, 150)
-    draws = [calibration(RNG.random(150) < confidence, confidence, 15) for _ in range(300)]
-    errors, _, floors = np.array(draws).T
-    assert errors.mean() == pytest.approx(floors[0], rel=0.1)
-    sure = [calibration(RNG.random(400) < 0.6, np.full(400, 0.95), 15) for _ in range(300)]
-    errors, stderrs, _ = np.array(sure).T
-    assert stderrs.mean() == pytest.approx(errors.std(), rel=0.15)
+def test_the_floor_is_what_chance_shows():
+    z = RNG.uniform(0, 2, 150)
+    logits, chance = np.stack([z, 0 * z], 1), 1 / (1 + np.exp(-z))
+    draws = [answers(logits, (RNG.random(150) > chance).astype(int), 15) for _ in range(300)]
+    errors = [spreads(model, two_clients(150), np.ones((1, 150)))["ece"][0] for model in draws]
+    assert np.mean(errors) == pytest.approx(floor(draws[0], np.ones(150)), rel=0.1)
 
 
 def test_shared_examples_count_for_each_client_and_are_said_to_be_shared():

@@ -7,7 +7,6 @@ import os
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from fldiag.errors import FldiagError
 from fldiag.results import files
@@ -102,20 +101,6 @@ def test_a_write_that_fails_does_not_say_what_failed_before_it(tmp_path):
         except OSError:
             with pytest.raises(FldiagError, match=said):
                 files.write_atomic(tmp_path / "a", writer)
-
-
-def test_pictures(tmp_path):
-    fig = Figure()
-    fig.subplots().plot([1, 2])
-    targets = [tmp_path / "a.b.pdf", tmp_path / "a.b.png"]
-    assert files.write_pictures(fig, targets, dpi=50) == targets
-    first = [f.read_bytes() for f in targets]
-    assert first[0][:4] == b"%PDF" and first[1][1:4] == b"PNG"
-    files.write_pictures(fig, targets, dpi=50)
-    assert [f.read_bytes() for f in targets] == first
-    with pytest.raises(FldiagError, match="cannot write a figure"):
-        files.write_pictures(fig, [tmp_path / "b.pdf", tmp_path / "b.gif"], dpi=50)
-    assert not (tmp_path / "b.pdf").exists()
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 ax.scatter(z[y == c, 0], z[y == c, 1], s=5, linewidth=0.4, **look)
             ax.set_title(head + text, fontsize=7)
             ax.set(xticks=[], yticks=[], xlabel="first component")
-            ax.set_ylabel(f"{words.method(method)}\nsecond component")
+            ax.set_ylabel(f"{words.name(method)}\nsecond component")
             ax.label_outer()
             ax.spines[:].set_visible(True)
         handles: list[Any] = [

@@ -192,7 +192,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 place = {"xytext": shift, "textcoords": "offset points", "fontsize": 9}
                 ax.annotate(name, point, ha="center", va="center", **place)
             ax.margins(0.15)
-            ax.set(title=words.method(method), xlabel="x", ylabel="y", aspect="equal")
+            ax.set(title=words.name(method), xlabel="x", ylabel="y", aspect="equal")
         hollow = {"color": "k", "markerfacecolor": "none", "markersize": 6}
         handles = [Line2D([], [], **{**ring, **hollow}) for ring in rings]
         handles += [Line2D([], [], **LINE), Line2D([], [], **CROSS)]

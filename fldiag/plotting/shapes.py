@@ -1,0 +1,174 @@
+"""The shapes that pictures share, lines over rounds, cells in colour and bars by name, and what they ask of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from fldiag.errors import FldiagError
+from fldiag.plotting import style
+from fldiag.results.select import only
+
+#: With more clients than this, pictures show how a number is spread over them instead of one place a client.
+MANY = 50
+
+# Tables
+
+
+def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFrame:
+    """The table, or FldiagError saying that it is empty, or which of the columns it lacks."""
+    missing = [c for c in columns if c not in table]
+    if missing or table.empty:
+        what = f"lacks the columns {', '.join(missing)}" if missing else "is empty"
+        raise FldiagError(f"the table for the {picture} {what}", usage=True)
+    return table
+
+
+def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
+    """The rows of one metric, or FldiagError naming the metrics that there are."""
+    rows = only(table, metric=metric)
+    if rows.empty:
+        what = f"the table for the {picture} has no rows of metric {metric!r}"
+        metrics = ", ".join(table["metric"].dropna().unique())
+        raise FldiagError(what, f"its metrics: {metrics}", usage=True)
+    return rows
+
+
+def floats(column: pd.Series) -> np.ndarray:
+    """A column as float64, missing values as nan."""
+    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+
+
+def names(column: pd.Series) -> list[str]:
+    """The column as text; a missing label reads ``unnamed``."""
+    return ["unnamed" if pd.isna(v) else str(v) for v in column]
+
+
+def percentiles(cells: pd.DataFrame) -> pd.DataFrame:
+    """Of a table with a row a client: 0, 10, ..., 100 % of the clients have at most so much, each column by itself.
+
+    >>> percentiles(pd.DataFrame({"a": range(101), "b": 3})).loc[[0, 70], ["a", "b"]].to_numpy().tolist()
+    [[0.0, 3.0], [70.0, 3.0]]
+    """
+    return cells.quantile(np.linspace(0, 1, 11)).set_axis(range(0, 101, 10), axis="index")
+
+
+def pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """The value of every pair ``client``, ``client_b`` in both halves of a square table; nan for one with itself."""
+    rows = rows.assign(value=floats(rows["value"]))
+    wide = rows.pivot(index="client", columns="client_b", values="value")
+    clients = wide.index.union(wide.columns)
+    wide = wide.reindex(index=clients, columns=clients)
+    return wide.combine_first(wide.T)
+
+
+def compares_runs(draw: Any) -> Any:
+    """Decorator of a drawing function: of a table with several runs it draws them together, told apart by ``run``."""
+    draw.compares_runs = True
+    return draw
+
+
+# Shapes
+
+
+def lines(
+    ax: Axes,
+    tables: Mapping[str, pd.DataFrame],
+    looks: Mapping[str, style.Look] | None = None,
+) -> None:
+    """The values of each table over its rounds, with a band of one standard error where it is known and there are at most four
+    tables. A round that is not there is a gap.
+
+    Args:
+        ax: The panel.
+        tables: Name of a line -> its rows.
+        looks: Name -> look, where the figure has one legend for all panels; else several lines get a legend below the panel.
+    """
+    palette = looks or style.looks(tables)
+    for name, rows in tables.items():
+        rows, look = rows.dropna(subset=["round", "value"]).sort_values("round"), palette[name]
+        columns = {c: floats(rows[c]) for c in ("value", "stderr")}
+        points = pd.DataFrame(columns, index=floats(rows["round"]))
+        if len(points) > 1 and np.diff(points.index).min() == 1:
+            points = points.reindex(np.arange(points.index[0], points.index[-1] + 1))
+        value, error = points["value"], points["stderr"]
+        if len(tables) <= 4:
+            ends = value - error, value + error
+            ax.fill_between(points.index, *ends, color=look.color, alpha=0.15, linewidth=0)
+        ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **look.line)
+    locator = MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+    ax.xaxis.set_major_locator(locator)
+    ax.set_xlabel("round")
+    ax.grid(True)
+    if looks is None and len(tables) > 1:
+        keys = [Line2D([], [], **palette[name].line) for name in tables]
+        below: dict[str, Any] = {
+            "loc": "upper center",
+            "bbox_to_anchor": (0.5, 0),
+            "borderaxespad": 4.0,
+        }
+        ncols = 1 if max(map(len, tables)) > 12 else 2
+        ax.legend(keys, [style.plain(name) for name in tables], ncols=ncols, **below)
+
+
+def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
+    """A faint dot for every row: the clients of each round, under their mean."""
+    places = floats(rows["round"]), floats(rows["value"])
+    ax.plot(*places, ".", ms=3, color=color, alpha=0.4, zorder=1)
+
+
+def wide_range(ax: Axes, values: np.ndarray) -> None:
+    """A logarithmic axis where positive values spread over more than a factor of 30."""
+    if len(values) and values.min() > 0 and values.max() > 30 * values.min():
+        ax.set_yscale("log")
+
+
+def cells(ax: Axes, wide: pd.DataFrame, **options: Any) -> None:
+    """A heatmap with the table's index and columns at the axes; what is not there is blank.
+
+    ``options``: of ``seaborn.heatmap``.
+    """
+    import seaborn  # a second, which a table from the store does not need
+
+    bar = {"pad": 0.02, **options.pop("cbar_kws", {})}
+    options = {"cmap": style.COLORMAP, "cbar_kws": bar, **options}
+    seaborn.heatmap(wide.astype(float), ax=ax, **options)
+    ax.tick_params(length=0)
+    ax.tick_params(axis="y", rotation=0)
+
+
+def bars(
+    ax: Axes,
+    table: pd.DataFrame,
+    looks: Mapping[str, style.Look],
+    *,
+    category: str = "layer",
+    error: str = "stderr",
+) -> None:
+    """Bars from the left by ``category``, the first on top, side by side for every run, each with the ``error`` of its row."""
+    table = table.assign(value=floats(table["value"]), error=floats(table[error]))
+    order = list(dict.fromkeys(table[category]))
+    value, errors = (
+        table.pivot(index=category, columns="run", values=c).reindex(index=order, columns=looks)
+        for c in ("value", "error")
+    )
+    errors = errors.where(errors > 5e-3 * value.abs().max(axis=None), 0.0)  # others are specks
+    colors = [look.color for look in looks.values()]
+    marks = {"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"}
+    value.plot.barh(ax=ax, xerr=errors, color=colors, width=0.8, legend=False, error_kw=marks)
+    names_down(ax, order)
+    ax.axvline(0, color="black", linewidth=0.5)
+    ax.grid(True, axis="x")
+
+
+def names_down(ax: Axes, names: Sequence[str], width: int = 24) -> None:
+    """A name a row, the first on top."""
+    ax.set_yticks(range(len(names)), [style.plain(style.shorten(name, width)) for name in names])
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_ylabel("")
