@@ -318,7 +318,9 @@ def draw(table: pd.DataFrame) -> Figure:
         for ax, (title, (rows, error)) in zip(axes[len(of_pairs) :], bars.items(), strict=True):
             draw_bars(ax, rows.drop_duplicates(["moment", "client"]), error)
             ax.set_title(f"{title}, clients on {DATA[place]}", fontsize=7.5)
-        about = "; black: the aggregated model; hollow: not converged" if bars else ""
+        about = "; black: the aggregated model" if bars else ""
+        if any(rows["converged"].eq(False).any() for rows, _ in bars.values()):
+            about += "; hollow: not converged"
         fig.suptitle(f"round {int(table['round'].iloc[0])}{about}", fontsize=8)
     return fig
 
