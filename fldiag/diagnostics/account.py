@@ -204,9 +204,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         rows = only(last, client=client)
         line: Row = {"client": "all" if pd.isna(client) else f"{client:g}"}
         line |= {m: number(rows, m) for m in ("change", *TERMS)}
-        line["without it"] = number(rows, "effect")
-        lines.append({**line, "± stderr": number(rows, "effect", column="stderr")})
-    yield Small(lines, {name: name for name in lines[0]})
+        line["effect"] = number(rows, "effect")
+        lines.append({**line, "stderr": number(rows, "effect", column="stderr")})
+    headings = {"effect": "without it", "stderr": "± stderr"}
+    yield Small(lines, {name: headings.get(name, name) for name in lines[0]})
     yield from missing_notes(frame)
 
 
