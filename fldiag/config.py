@@ -117,7 +117,9 @@ class Config(ConfigSection):
                 size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
                 model.setdefault("vocabulary", size or VOCABULARY)
             if model["name"] == "minilm" and data.get("tokenizer") != "minilm":
-                raise ValueError("minilm knows its own word pieces only; set data.tokenizer")
+                raise ValueError(
+                    "minilm knows its own word pieces only; set data.tokenizer = 'minilm'"
+                )
             model = _with_defaults(entry, model)
         return {**tree, "method": method, "model": model}
 

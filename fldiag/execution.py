@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -35,14 +36,12 @@ import joblib
 import torch
 
 from fldiag.device import full_precision
-from fldiag.errors import FldiagError, first_line, out_of_memory, unknown
+from fldiag.errors import FldiagError, first_line, out_of_memory
 from fldiag.version import version
 
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
-KINDS = ("serial", "processes", "dask")
-#: What a worker answers that lacks the shared state.
-MISSING = "fldiag: this worker lacks the shared state"
+NAMES = re.compile(r"serial|processes(:[1-9]\d*)?|dask(:.+:.+)?")
 #: Units under way at a time, where the number of workers is not known.
 WINDOW = 256
 #: Progress is shown as so many steps of a diagnostic.
@@ -59,21 +58,12 @@ def check_executor(executor: str | Executor) -> str | Executor:
     >>> check_executor("processes:4")
     'processes:4'
     """
-    if not isinstance(executor, str):
-        if callable(getattr(executor, "submit", None)):
-            return executor
-        raise FldiagError(f"executor {executor!r} has no submit", usage=True)
-    kind, colon, suffix = executor.partition(":")
-    if kind not in KINDS:
-        raise unknown("executor", kind, KINDS)
-    is_valid = {
-        "serial": False,
-        "processes": suffix.isdecimal() and int(suffix) > 0,
-        "dask": ":" in suffix,
-    }
-    if colon and not is_valid[kind]:
+    is_named = isinstance(executor, str) and NAMES.fullmatch(executor)
+    if not is_named and not callable(getattr(executor, "submit", None)):
         raise FldiagError(
-            f"executor {executor!r}", "give serial, processes:4 or dask:tcp://HOST:8786", usage=True
+            f"{executor!r} is no executor",
+            "give serial, processes:4, dask or dask:tcp://HOST:8786",
+            usage=True,
         )
     return executor
 
@@ -92,9 +82,12 @@ def shard_of(items: Sequence[T], shard: str | None) -> list[T]:
     ['b', 'e']
     """
     number, _, of = (shard or "1/1").partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise FldiagError(f"--shard {shard}", "give --shard 1/4 to --shard 4/4", usage=True)
-    return list(items[int(number) - 1 :: int(of)])
+    try:
+        return list(items[range(1, int(of) + 1).index(int(number)) :: int(of)])
+    except ValueError:
+        raise FldiagError(
+            f"--shard {shard}", "give --shard 1/4 to --shard 4/4", usage=True
+        ) from None
 
 
 @contextlib.contextmanager
@@ -124,6 +117,10 @@ class Work:
             return self.function(self.shared, unit)
 
 
+class Missing:
+    """What a worker answers that lacks the work."""
+
+
 _work: dict[str, Work] = {}  # of a worker, by key: the last one
 _one_at_a_time = threading.Lock()  # PyTorch's random state belongs to the whole process
 
@@ -137,7 +134,7 @@ def _perform(key: str, unit: Any, work: Work | None = None) -> Any:
     with _one_at_a_time:
         if work is not None:
             _keep(key, work)
-        return _work[key].perform(unit) if key in _work else MISSING
+        return _work[key].perform(unit) if key in _work else Missing
 
 
 def _begin_process(key: str, work: Work) -> None:
@@ -161,16 +158,17 @@ def _versions() -> tuple[str, str]:
 # -- pools
 
 
-class Pool:
+class Pool(contextlib.ExitStack):
     """Does units of one work. Used as a context; leaving it ends the workers that are ours.
 
     ``slots``: an executor for each unit that may be under way; none: this process does them. ``name``: what a unit is called in
     messages.
     """
 
-    def __init__(self, work: Work, name: Callable[[Any], str], key: str, slots: list[Executor]):
-        self.work, self.name, self.key, self.slots = work, name, key, slots
-        self.end = contextlib.ExitStack()
+    def __init__(self, work: Work, name: Callable[[Any], str]):
+        super().__init__()
+        self.work, self.name, self.key = work, name, uuid.uuid4().hex
+        self.slots: list[Executor] = []
 
     def completed(self, units: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """(number of the unit, result) as they are done; the units' own exceptions are raised."""
@@ -194,7 +192,7 @@ class Pool:
                     slot, number, unit = busy.pop(future)
                     with self._doing(unit):
                         result = future.result()
-                        if isinstance(result, str) and result == MISSING:
+                        if result is Missing:
                             again = slot.submit(_perform, self.key, unit, self.work)
                             busy[again] = slot, number, unit
                             continue
@@ -232,15 +230,6 @@ class Pool:
                 raise
             raise FldiagError(f"{self.name(unit)}: {why}", GO_ON) from error
 
-    def close(self) -> None:
-        self.end.close()
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
 
 def open_pool(
     executor: str | Executor,
@@ -265,7 +254,7 @@ def open_pool(
     """
     kind, _, suffix = str(check_executor(executor)).partition(":")
     work = Work(function, shared, threads or torch.get_num_threads())
-    pool = Pool(work, name, uuid.uuid4().hex, [])
+    pool = Pool(work, name)
     if not isinstance(executor, str):
         pool.slots = [executor] * WINDOW
     elif kind != "serial":
@@ -280,7 +269,7 @@ def open_pool(
         workers = max(1, joblib.cpu_count() // work.threads)
         with _safe_start():
             if kind == "processes":
-                pool.slots = _processes(pool, int(suffix) if suffix else workers)
+                pool.slots = _processes(pool, int(suffix or workers))
             else:
                 pool.slots = [_dask(pool, suffix, workers)] * WINDOW
     return pool
@@ -304,7 +293,7 @@ def _processes(pool: Pool, count: int) -> list[Executor]:
                 worker.terminate()
             process.shutdown(wait=False, cancel_futures=True)
 
-    pool.end.callback(end)
+    pool.callback(end)
     return list(processes)
 
 
@@ -316,38 +305,34 @@ def _dask(pool: Pool, address: str, workers: int) -> Executor:
         raise FldiagError(
             "executor dask needs the package distributed", "pip install 'fldiag[dask]'", usage=True
         ) from None
-    with contextlib.ExitStack() as end:
-        try:
-            cluster = (
-                address
-                or end.enter_context(
-                    distributed.LocalCluster(
-                        n_workers=workers,
-                        threads_per_worker=1,
-                        dashboard_address="127.0.0.1:0",
-                        memory_limit=None,  # a share of it would stop a worker that holds a large model, for ever
-                        silence_logs="CRITICAL",
-                    )
-                )
+    local: dict[str, Any] = {
+        "n_workers": workers,
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+        "memory_limit": None,  # a share of it would stop a worker that holds a large model, for ever
+        "silence_logs": "CRITICAL",
+    }
+    try:
+        client = pool.enter_context(
+            distributed.Client(
+                address or None, timeout=10, set_as_default=False, **({} if address else local)
             )
-            client = end.enter_context(
-                distributed.Client(cluster, timeout=10, set_as_default=False)
-            )
-            client.wait_for_workers(1, timeout=10)
-            answers = client.run(_versions)
-        except (OSError, TimeoutError, ImportError) as error:
-            raise FldiagError(
-                f"no workers with fldiag behind a Dask scheduler at {address or 'this machine'} ({first_line(error)})",
-                "start dask scheduler and dask worker ADDRESS --nthreads 1 in this environment",
-            ) from None
-        for worker, answer in answers.items():
-            if tuple(answer) != _versions():
-                raise FldiagError(
-                    f"the Dask worker {worker} has fldiag and PyTorch {answer}, and here are {_versions()}",
-                    "install the same versions in its environment",
-                )
-        client.run(_keep, pool.key, pool.work)
-        pool.end.push(end.pop_all())
+        )
+        client.wait_for_workers(1, timeout=10)
+        different = set(client.run(_versions).values()) - {_versions()}
+    except (OSError, TimeoutError, ImportError) as error:
+        pool.close()
+        raise FldiagError(
+            f"no workers with fldiag behind a Dask scheduler at {address or 'this machine'} ({first_line(error)})",
+            "start dask scheduler and dask worker ADDRESS --nthreads 1 in this environment",
+        ) from None
+    if different:
+        pool.close()
+        raise FldiagError(
+            f"Dask workers have fldiag and PyTorch {different}, and here are {_versions()}",
+            "install the same versions in their environment",
+        )
+    client.run(_keep, pool.key, pool.work)
     return client.get_executor(retries=3, pure=False)  # type: ignore[no-any-return]
 
 

@@ -18,9 +18,9 @@ slot                    what a part may do there
 ``personalise``         after the last round: how a client makes a model of its own
 ======================  ==========================================================================
 
-A part that reads what another part sends, uploads or keeps names it in ``needs``, and ``Method`` refuses a composition
-without it. A new slot: a method of ``Part`` that does nothing, a line in this table, and its one call (on the client in
-``training/client.py``, on the server in ``training/server.py``).
+What a part asks of the data and of the model it names in ``needs``, and ``Method.check`` refuses a run without it. A new slot: a
+method of ``Part`` that does nothing, a line in this table, and its one call (on the client in ``training/client.py``, on the
+server in ``training/server.py``).
 
 Rows: during local training every vector is [k, P] for the k clients still training in a stack; reduce over
 the last axis with ``keepdim`` and the same line serves one client or many.
@@ -46,6 +46,16 @@ if TYPE_CHECKING:
     from fldiag.data import Dataset
     from fldiag.models.network import Network
     from fldiag.sections import TrainSection
+
+
+#: What a part may ask of the data and of the model.
+NEEDS = {
+    "classes": "data with class labels, not real targets",
+    "images": "images",
+    "head": "a model whose last child module is its classifier, apart from a body",
+    "features": "a model that is head(features(x)): an nn.Sequential, or a module with a method features",
+    "stages": "a residual network, which shows its stages: model.name = 'small_resnet' (8x8 digits), 'resnet56', ...",
+}
 
 
 @dataclass(frozen=True)
@@ -103,9 +113,7 @@ class Part:
     sent: tuple[str, ...] = ()
     #: names of what ``finish`` uploads besides w_k
     uploaded: tuple[str, ...] = ()
-    #: names in ``local.state``, ``round.state`` or ``local.memo`` that this part keeps for other parts to read
-    provides: tuple[str, ...] = ()
-    #: names that other parts of the method must send, upload or provide: without them the method is refused
+    #: what it asks of the data and of the model, of ``NEEDS``
     needs: tuple[str, ...] = ()
     #: the part reads ``out.maps`` (staged models)
     maps: bool = False
@@ -117,7 +125,7 @@ class Part:
     public: bool = False
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        """Refuse (FldiagError) what the part cannot work with, before training starts."""
+        """Before training starts: refuse (FldiagError) what the part cannot work with beside ``needs``, and look at the model."""
 
     def client_init(self, w0: Tensor) -> dict[str, Tensor]:
         """Initial state of each client, from the initial global weights [P]."""
@@ -210,26 +218,12 @@ class Method:
     Args:
         *parts: in the order in which they fill a slot; none: plain local training.
 
-    Raises:
-        FldiagError: a part needs what none of the others provides.
-
     >>> Method().sent
     ()
     """
 
     def __init__(self, *parts: Part):
         self.parts = parts
-        for part in parts:
-            available = {
-                name for p in parts if p is not part for name in (*p.sent, *p.uploaded, *p.provides)
-            }
-            missing = [name for name in part.needs if name not in available]
-            if missing:
-                raise FldiagError(
-                    f"{type(part).__name__} needs {missing[0]!r}, which no other part of the method sends, uploads "
-                    "or keeps for it",
-                    f"compose it with a part that has {missing[0]!r} in sent, uploaded or provides",
-                )
 
     def __repr__(self) -> str:
         return f"Method({', '.join(type(part).__name__ for part in self.parts)})"
@@ -239,7 +233,19 @@ class Method:
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         """Raises FldiagError for what a part cannot work with, and for two parts that perturb."""
+        has = {
+            "classes": not dataset.regression,
+            "images": len(dataset.shape) == 3,
+            "head": network.layout.has_head,
+            "features": network.has_split,
+            "stages": network.staged and callable(getattr(network.module, "sub", None)),
+        }
         for part in self.parts:
+            for need in part.needs:
+                if not has[need]:
+                    raise FldiagError(
+                        f"method {config.method.name!r} needs {NEEDS[need]}", usage=True
+                    )
             part.check(network, dataset, config)
         if sum(type(p).perturb is not Part.perturb for p in self.parts) > 1:
             raise FldiagError(

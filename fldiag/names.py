@@ -54,7 +54,7 @@ def of(kind: str) -> dict[str, str]:
     if kind not in kinds():
         raise unknown("kind", kind, kinds())
     if kind == "presets":
-        return presets()
+        return {n: text.split("\n", 1)[0].lstrip("# ") for n, text in preset_texts().items()}
     if kind not in KINDS:
         return dict(sorted(load_entry_point(entry_points("fldiag.lists")[kind], "list")().items()))
     of_packages = {n: f"(from {package(p)})" for n, p in entry_points(f"fldiag.{kind}").items()}
@@ -70,11 +70,6 @@ def built_in(kind: str) -> dict[str, Item]:
     registry, folder = KINDS[kind]
     files = sorted((Path(__file__).parent / folder).rglob("*.py"))
     return dict(item for path in files for item in _registered(path, registry))
-
-
-def presets() -> dict[str, str]:
-    """Name -> first comment line of every preset."""
-    return {name: text.split("\n", 1)[0].lstrip("# ") for name, text in preset_texts().items()}
 
 
 @cache

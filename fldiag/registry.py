@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, str], None]
 #: What a method may be unable to train without: unlabelled public inputs, or a model that shows its stages.
 Need = Literal["public", "stages"]
-NEEDS: tuple[Need, ...] = typing.get_args(Need)
 
 STRICT = pydantic.ConfigDict(
     extra="forbid",
@@ -66,15 +65,15 @@ class Entry:
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
-        parameters = inspect.signature(self.build).parameters.values()
-        defaults = {p.name: p.default for p in parameters if self.is_option(p)}
+        signature = inspect.signature(self.build)
+        options = {n: p for n, p in signature.parameters.items() if self.is_option(p)}
         # hints of options only: those of the subject may name what is imported when something is measured
-        annotations = {n: h for n, h in self.build.__annotations__.items() if n in defaults}
+        annotations = {n: h for n, h in self.build.__annotations__.items() if n in options}
         annotated = types.SimpleNamespace(__annotations__=annotations)
         hints = typing.get_type_hints(annotated, self.build.__globals__, include_extras=True)
         fields: dict[str, Any] = {
-            name: (hints.get(name, Any), ... if default is inspect.Parameter.empty else default)
-            for name, default in defaults.items()
+            name: (hints.get(name, Any), ... if option.default is option.empty else option.default)
+            for name, option in options.items()
         }
         return pydantic.create_model(f"{self.name}_options", __config__=STRICT, **fields)
 

@@ -20,16 +20,22 @@ Count = Annotated[int, Field(ge=1)]
 NORMALISATIONS = ("none", "unit", "standard")
 
 
-def moments_of(normalise: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and deviation of each channel that a normalisation names, None for one of ``NORMALISATIONS``.
+def moments_of(normalise: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation of each channel that a normalisation gives, None for one of ``NORMALISATIONS``.
 
     >>> moments_of("0.1307/0.3081")
     ((0.1307,), (0.3081,))
     """
-    if normalise in NORMALISATIONS:
+    if isinstance(normalise, str) and normalise in NORMALISATIONS:
         return None
-    mean, std = (tuple(map(float, part.split(","))) for part in normalise.split("/"))
-    return mean, std
+    mean, std = normalise.split("/") if isinstance(normalise, str) else normalise
+    return _numbers(mean), _numbers(std)
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    """``"0.5,0.4"``, a number or several."""
+    values = value.split(",") if isinstance(value, str) else value
+    return tuple(map(float, values if hasattr(values, "__iter__") else [values]))
 
 
 def read_normalisation(value: Any) -> str:
@@ -44,11 +50,10 @@ def read_normalisation(value: Any) -> str:
     >>> read_normalisation(((0.5, 0.4), (0.2, 0.20)))
     '0.5,0.4/0.2,0.2'
     """
-    if isinstance(value, str) and value in NORMALISATIONS:
-        return value
     try:
-        mean, std = value.split("/") if isinstance(value, str) else value
-        moments = [_numbers(mean), _numbers(std)]
+        moments = moments_of(value)
+        if moments is None:
+            return str(value)
         mean, std = moments
         if len(mean) != len(std) or not all(map(math.isfinite, mean + std)) or min(std) <= 0:
             raise ValueError
@@ -60,12 +65,6 @@ def read_normalisation(value: Any) -> str:
             usage=True,
         ) from None
     return "/".join(",".join(map(repr, numbers)) for numbers in moments)
-
-
-def _numbers(value: Any) -> list[float]:
-    """``"0.5,0.4"``, a number or several."""
-    values = value.split(",") if isinstance(value, str) else value
-    return list(map(float, values if hasattr(values, "__iter__") else [values]))
 
 
 Normalise = Annotated[str, BeforeValidator(read_normalisation)]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fldiag.cli import app
 from fldiag.results import files
-from fldiag.runs.checkpoint import checkpoint_bytes, read_tensors
+from fldiag.runs.checkpoint import pack, read_tensors
 from fldiag.runs.run import Run
 
 
@@ -47,7 +47,7 @@ def rewrite(folder, r, change):
     content = read_tensors(file)
     change(content)
     manifest, state = content.pop("manifest"), content.pop("model")
-    file.write_bytes(checkpoint_bytes(manifest, state, **content))
+    file.write_bytes(pack({"manifest": manifest}, model=state, **content))
     rewrite_lines(
         folder,
         lambda n, record: (

@@ -9,8 +9,7 @@ from torch import nn
 from fldiag.data import Dataset
 from fldiag.params import flatten
 from fldiag.results.select import only
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
+from fldiag.runs.history import History, Stored
 
 
 def separable(classes=4, per_class=30, test_per_class=(25,) * 4, seed=0):
@@ -72,24 +71,14 @@ def placed(item, device):
 
 
 def history(module, dataset, parts, *rounds, **options):
-    """``rounds``: Stored, or an FldiagError that reading raises (as its number counts its place)."""
-
+    """``rounds``: Stored."""
     device = options.get("device", "cpu")
-
-    def reader(item):
-        def read():
-            if isinstance(item, Exception):
-                raise item
-            return item if device == "cpu" else placed(item, device)
-
-        return read
-
-    numbers = {getattr(item, "round", i): reader(item) for i, item in enumerate(rounds, start=1)}
+    rounds = rounds if device == "cpu" else [placed(item, device) for item in rounds]
     return History(
         module,
         dataset,
         parts,
-        numbers,
+        {item.round: item for item in rounds},
         **{"name": "made", "labels": {"method": "none", "seed": 0}, **options},
     )
 

@@ -163,7 +163,7 @@ def finite(product: Tensor) -> Tensor:
     """The product. Raises FldiagError where it holds NaN or infinity."""
     if not bool(torch.isfinite(product.norm())):
         raise FldiagError(
-            "a Hessian-vector product is not finite",
-            "use dtype float64, or weights from before the training diverged",
+            "a gradient or Hessian-vector product is not finite: the training diverged, or there is a root or logarithm at 0",
+            "use dtype float64, or weights from before that; keep arguments off 0, for example sqrt(x + 1e-12)",
         )
     return product

@@ -145,8 +145,8 @@ class Dataset:
         if not self.mean:
             return start
         mean, std = (", ".join(f"{v:.4g}" for v in part[:4]) for part in (self.mean, self.std))
-        rest = f" (of {len(self.mean)} channels)" * (len(self.mean) > 4)
-        return f"{start}, then minus mean {mean} and over deviation {std}{rest}"
+        more = ", ..." * (len(self.mean) > 4)
+        return f"{start}, then minus mean {mean}{more} and over deviation {std}{more}"
 
     def normalise(self, raw: Any) -> Any:
         """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""
@@ -213,20 +213,27 @@ class Dataset:
     def _faults(self) -> Iterator[str]:
         """What does not fit, the plainest first; a later check relies on the earlier ones."""
         splits = (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y))
-        for split, x, y in splits:
-            if {len(leaf) for leaf in leaves(x)} != {len(y)} or not len(self.train_y):
-                yield f"{len(leaves(x)[0])} {split} inputs and {len(y)} targets; each example needs both"
-            for leaf in leaves(x):
-                yield from _input_faults(split, leaf)
-            labels = y[y >= 0] if y.ndim > 1 else y  # positions without a label are negative
+        for split, inputs, y in splits:
+            if {len(x) for x in leaves(inputs)} != {len(y)} or not len(self.train_y):
+                yield f"{len(leaves(inputs)[0])} {split} inputs and {len(y)} targets; each example needs both"
+            for x in leaves(inputs):
+                is_pixels = x.dtype == torch.uint8 and x.ndim == 4
+                is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
+                if 0 in x.shape[1:] or not (is_pixels or is_numbers):
+                    yield f"{split} inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
+                if not bool(torch.isfinite(x).all()):
+                    yield f"{split} inputs hold a value that is not finite"
             if y.is_floating_point():
                 if y.shape[1:] != (self.classes,) or not bool(torch.isfinite(y).all()):
                     yield f"{split} targets {_spell(y)}, not finite numbers [n, {self.classes}]"
             elif y.dtype != torch.int64:
                 yield f"{split} labels are {_spell(y)}, not int64 [n]"
-            elif len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
-                yield f"{split} labels go from {labels.min()} to {labels.max()}, not 0 to {self.classes - 1}"
-        forms = [[(leaf.dtype, leaf.shape[1:]) for leaf in leaves(x)] for _, x, _ in splits]
+            else:
+                labels = y[y >= 0] if y.ndim > 1 else y  # positions without a label are negative
+                low, high = (labels.min(), labels.max()) if len(labels) else (0, 0)
+                if not 0 <= low <= high < self.classes:
+                    yield f"{split} labels go from {low} to {high}, not 0 to {self.classes - 1}"
+        forms = [[(x.dtype, x.shape[1:]) for x in leaves(inputs)] for _, inputs, _ in splits]
         if forms[0] != forms[1] or self.train_y.dtype != self.test_y.dtype:
             yield "training and test examples differ in shape or kind"
         x = leaves(self.train_x)[0]
@@ -235,16 +242,6 @@ class Dataset:
             yield f"{channels} means and deviations (above 0) for {x.shape[1]} channels"
         if x.ndim != 4 and (self.augment or self.repeat != 1):
             yield f"augment and repeat are for images, and the inputs are {_spell(x)}"
-
-
-def _input_faults(split: str, x: Tensor) -> Iterator[str]:
-    is_pixels = x.dtype == torch.uint8 and x.ndim == 4
-    is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
-    if 0 in x.shape[1:] or not (is_pixels or is_numbers):
-        yield f"{split} inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-        yield f"{split} input {row} holds a value that is not finite"
 
 
 @lru_cache

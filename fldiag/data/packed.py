@@ -81,13 +81,12 @@ class Packed:
     def read(cls, text: str, size: int) -> Packed:
         """From JSON. Raises FldiagError where it does not describe rows of ``size`` numbers."""
         try:
-            fields = [
-                (key, tuple(map(int, shape)), KINDS[kind]) for key, shape, kind in json.loads(text)
-            ]
-            packed = cls(tuple((key, shape, str(kind)[6:]) for key, shape, kind in fields))
-            if packed.size == size:
+            packed = cls(
+                tuple((key, tuple(map(int, shape)), kind) for key, shape, kind in json.loads(text))
+            )
+            if packed.size == size and {kind for *_, kind in packed.fields} <= KINDS.keys():
                 return packed
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError):
             pass
         raise FldiagError(f"the form of the inputs does not describe rows of {size} numbers")
 

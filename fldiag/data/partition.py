@@ -135,9 +135,8 @@ def _lda(
 
 
 def _too_small(clients: int, alpha: float, min_size: int, tries: int) -> FldiagError:
-    return _too_many(
-        f"Dirichlet shares with alpha {alpha:g}: none of {tries} draws gave all {clients} clients {min_size} examples"
-    )
+    what = f"none of {tries} draws gave all {clients} clients {min_size} examples"
+    return _too_many(f"Dirichlet shares with alpha {alpha:g}: {what}")
 
 
 def _lda_cuts(

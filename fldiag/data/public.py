@@ -54,14 +54,15 @@ def load_public(
     if name.partition("@")[0] in registry.dataset:
         update["normalise"] = None
     other = load(section.model_copy(update=update), download=download, allow_code=allow_code)
-    same_kind = other.shape == private.shape and (other.words is None) == (private.words is None)
-    if other.name == private.name or not (same_kind or (other.words and private.words)):
+    are_texts = other.words is not None, private.words is not None
+    fits = all(are_texts) or (other.shape == private.shape and not any(are_texts))
+    if other.name == private.name or not fits:
         raise FldiagError(
             f"public data {name!r} are {other.name!r} of shape {other.shape}, the private data {private.name!r} {private.shape}",
             "use other data than the private ones, of the same shape, or holdout:N",
             usage=True,
         )
-    if other.words is not None and private.words is not None:
+    if all(are_texts):
         sentences = list(dict.fromkeys((sentence,) for text in other.texts for sentence in text))
         chosen = [sentences[i] for i in _subset(len(sentences), size, seed).tolist()]
         return private.normalise(private.words.numbers(chosen))

@@ -23,10 +23,10 @@ from fldiag.execution import Workspace, open_pool
 from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results.cache import Cache
+from fldiag.results.files import sha256
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import check
 from fldiag.runs.history import History
-from fldiag.runs.round_weights import sha256
 from fldiag.runs.run import Run
 
 #: What shows progress: a title -> a context that gives the callback.
@@ -216,7 +216,8 @@ def _further_weights(problem: Problem) -> list[Any]:
 
 def _identity_of_run(run: Run) -> list[Any]:
     """Also what its files hold now: one that is damaged, or repaired, gives another answer."""
-    contents = {name: sha256(run.path / name) for name in run.files}
+    paths = {name: run.path / name for name in run.files}
+    contents = {name: sha256(path) for name, path in paths.items() if path.is_file()}
     overrides = [_identity_of_override(v) for v in (run.model, run.data) if v is not None]
     return [run.name, run.about, run.metrics_digest, contents, *overrides]
 

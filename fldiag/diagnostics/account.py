@@ -22,9 +22,8 @@ from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
-from fldiag.runs.round_weights import Stored
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5

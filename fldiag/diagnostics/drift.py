@@ -28,10 +28,9 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, missing_notes, of_rounds
 from fldiag.results.table import Row, table
 from fldiag.runs import proximal
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 from fldiag.runs.proximal import Losses
-from fldiag.runs.round_weights import Stored
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
@@ -175,8 +174,8 @@ def losses_of(
     history: History, k: int, start: Weights, buffers: dict[str, Tensor], **loss: Any
 ) -> Losses:
     """The losses of client k on all of its training examples."""
-    (batch,) = proximal.batches(history.pool.train_slice(k), None)
-    return Losses(history.network, history.pool, buffers, start, batch, **loss)
+    examples = history.pool.train_slice(k)
+    return Losses(history.network, history.pool, buffers, start, examples, **loss)
 
 
 def gradient_rows(history: History, stored: Stored) -> list[Row]:
@@ -279,7 +278,7 @@ def recorded_rows(history: History) -> list[Row]:
     """Means over the local steps that training recorded, of every client, in the rounds that were read."""
     keys = ["metric", "layer", "proximal", "client"]
     rows: list[Row] = []
-    for r in history.read:
+    for r in history.rounds:
         steps = history.steps(r)
         if steps is None:
             continue

@@ -29,8 +29,7 @@ from fldiag.results.select import last_round, number, only
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.summary import Item, Say, Small, missing_notes, of_rounds
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
+from fldiag.runs.history import History, Stored
 
 #: Numbers over the clients -> what they are, and which way is better.
 SPREADS: dict[str, tuple[str, Literal["higher", "lower"]]] = {

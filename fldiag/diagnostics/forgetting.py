@@ -27,9 +27,8 @@ from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.summary import Item, Note, Say, missing_notes, of_rounds, plus_minus
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
-from fldiag.runs.round_weights import Stored
 
 MOMENTS = {
     "received": "received by the clients",

@@ -29,9 +29,8 @@ from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Note, Small, missing_notes
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
+from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
-from fldiag.runs.round_weights import Stored
 
 #: Metric -> how tables and panels call it.
 COLLAPSE = {

@@ -24,8 +24,7 @@ from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
+from fldiag.runs.history import History, Stored
 
 #: Metric -> the name of its axis, and the column that is shown.
 METRICS = {

@@ -29,8 +29,7 @@ from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Say, Small, missing_notes
 from fldiag.results.table import Row, table
-from fldiag.runs.history import History
-from fldiag.runs.round_weights import Stored
+from fldiag.runs.history import History, Stored
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
 FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}

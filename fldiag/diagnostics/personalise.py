@@ -131,7 +131,7 @@ def personalise(
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
         plan = replace(plan, epochs=lengths)
-        check_plan(setup, plan)
+        check_plan(setup)
         w, buffers = load_weights(run, setup)
         states = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)

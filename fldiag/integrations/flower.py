@@ -28,7 +28,7 @@ from fldiag.runs.checkpoint import State
 class FlowerRecorder(Recorder):
     """Of a strategy of Flower."""
 
-    origin: ClassVar[Mapping[str, Any]] = {"kind": "flower"}
+    origin: ClassVar[str] = "flower"
 
 
 def record(

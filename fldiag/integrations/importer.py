@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,15 +23,9 @@ Files = dict[tuple[int, int | None], Path]
 
 
 class FolderRecorder(Recorder):
-    """Of files with global models."""
+    """Of a folder of files."""
 
-    origin: ClassVar[Mapping[str, Any]] = {"kind": "folder", "globals": True}
-
-
-class MeanRecorder(Recorder):
-    """Of files of clients alone, whose mean stands for the global model."""
-
-    origin: ClassVar[Mapping[str, Any]] = {"kind": "folder"}
+    origin: ClassVar[str] = "folder"
 
 
 def convert(
@@ -92,9 +86,8 @@ def convert(
     if partition is not None:
         parts = given.partition_of(partition, data, None)
         lacking = ids - parts.keys()
-    kind = FolderRecorder if globals_ else MeanRecorder
     clients = None if lacking else partition
-    with kind(out, model, data, clients, method=method, seed=seed) as recorder:
+    with FolderRecorder(out, model, data, clients, method=method, seed=seed) as recorder:
 
         def read(path: Path) -> State:
             verify(path)
@@ -112,7 +105,9 @@ def convert(
             elif globals_:
                 raise FldiagError(f"{folder} has no global model of round {r}", usage=True)
             else:
-                state = mean([*states.values()], recorder.shares([*states]))
+                state = mean(
+                    [*states.values()], [len((recorder.parts or {}).get(k, ())) for k in states]
+                )
             received = None
             if r - 1 not in rounds[:number]:
                 recorder.forget()

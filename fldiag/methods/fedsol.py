@@ -21,9 +21,7 @@ from fldiag.sections import NonNegative, Positive
 from fldiag.step import Step
 
 if TYPE_CHECKING:
-    from fldiag.config import Config
-    from fldiag.data import Dataset
-    from fldiag.models.network import Network
+    pass
 
 
 class FedSOL(Part):
@@ -49,10 +47,7 @@ class FedSOL(Part):
     ):
         self.loss_p, self.rho, self.part, self.strength = loss_p, rho, part, strength
         self.lambda_norm, self.floor = lambda_norm, floor
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        network.layout.span(self.part)  # raises when there is no head
-        self.loss_p.check(network, dataset, config)
+        self.needs = loss_p.needs if part == "full" else (*loss_p.needs, "head")
 
     def perturb(self, step: Step) -> Perturbation | None:
         """e of this minibatch."""

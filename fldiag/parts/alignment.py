@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fldiag.errors import FldiagError
 from fldiag.method import Part
 from fldiag.models.slim import channels
 from fldiag.params import norm
 from fldiag.step import Output, Step
-
-if TYPE_CHECKING:
-    from fldiag.config import Config
-    from fldiag.data import Dataset
-    from fldiag.models.network import Network
 
 PRODUCTS = 10  # of the power iteration
 GUARD = 1e-12
@@ -31,22 +25,11 @@ class LipschitzAlignment(Part):
     value of mu times the label loss; "raw": as it is.
     """
 
+    needs = ("stages", "features")
+
     def __init__(self, mu: float, width: float, scale: Literal["ce", "raw"]):
         self.mu, self.width, self.scale = mu, width, scale
         self.maps = bool(mu)
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if not (
-            network.staged
-            and network.has_split
-            and callable(getattr(network.module, "last_stage", None))
-        ):
-            raise FldiagError(
-                f"FedAlign compares what enters and leaves the last stage, and model {config.model.name!r} "
-                "does not show its stages",
-                "choose a residual network: model.name = 'small_resnet' (8x8 digits), 'resnet56', ...",
-                usage=True,
-            )
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
@@ -59,11 +42,7 @@ class LipschitzAlignment(Part):
 
     def gaps(self, out: Output) -> Tensor:
         """K_S - K_F of each example, [B]; the graph reaches the weights of the slim stage only."""
-        if out.maps is None:
-            raise FldiagError(
-                "the model shows no stages: its output is not head(pooled(stages(x)))",
-                "choose a residual network, model.name = 'small_resnet' or 'resnet56'",
-            )
+        assert out.maps is not None  # it needs stages
         before, after = (F.relu(m.detach()).to(out.leaf.dtype) for m in out.maps[-2:])
         slim = before[:, : channels(before.shape[1], self.width)]
         inside = out.bound.call("last_stage", slim, width=self.width).to(out.leaf.dtype)

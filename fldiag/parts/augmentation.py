@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,16 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fldiag import losses
-from fldiag.errors import FldiagError
 from fldiag.local import Local
 from fldiag.method import Part
 from fldiag.seeding import numpy_rng
 from fldiag.step import Output, Step
-
-if TYPE_CHECKING:
-    from fldiag.config import Config
-    from fldiag.data import Dataset
-    from fldiag.models.network import Network
 
 
 class MixedExamples(Part):
@@ -59,6 +53,8 @@ class SubNetworks(Part):
     and 1 for the others ("code"), or uniform for all ("paper").
     """
 
+    needs = ("classes", "images", "stages")
+
     def __init__(
         self,
         mu: float,
@@ -68,26 +64,6 @@ class SubNetworks(Part):
         widths: Literal["code", "paper"],
     ):
         self.mu, self.n, self.smallest, self.sides, self.widths = mu, n, smallest, sides, widths
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if len(dataset.shape) != 3:
-            raise FldiagError(
-                f"GradAug resizes images, the data has inputs of shape {tuple(dataset.shape)}",
-                "choose an image data set",
-                usage=True,
-            )
-        if dataset.regression:
-            raise FldiagError(
-                "GradAug distils class probabilities, the data set has real targets",
-                "use another method for regression",
-                usage=True,
-            )
-        if not callable(getattr(network.module, "sub", None)):
-            raise FldiagError(
-                f"GradAug trains sub-networks of fewer channels, and model {config.model.name!r} has none",
-                "choose a residual network: model.name = 'small_resnet' (8x8 digits), 'resnet56', ...",
-                usage=True,
-            )
 
     def begin(self, local: Local) -> None:
         if self.mu:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fldiag.errors import FldiagError
 from fldiag.local import Local
 from fldiag.method import Part
 from fldiag.step import Output, Step
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
     from fldiag.models.network import Network
 
 
-NO_FEATURES = (
-    "MOON contrasts the features before the head, but this model does not expose them",
-    "use an nn.Sequential, or a module with features() and a last child that is the head",
-)
-
-
 class ModelContrast(Part):
     """Adds mu mean_x -log(e^{cos(z,zg)/tau} / (e^{cos(z,zg)/tau} + e^{cos(z,zp)/tau})) (MOON, Li et al. 2021, Eq. 3).
 
@@ -32,13 +25,13 @@ class ModelContrast(Part):
     the latter two in eval mode, each with its own batch-norm statistics.
     """
 
+    needs = ("features",)
+
     def __init__(self, mu: float, tau: float):
         self.mu, self.tau = mu, tau
         self.buffers: dict[str, Tensor] = {}
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if not network.has_split:
-            raise FldiagError(*NO_FEATURES)
         self.buffers = network.buffers
 
     def client_init(self, w0: Tensor) -> dict[str, Tensor]:
@@ -50,11 +43,9 @@ class ModelContrast(Part):
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:
             return None
-        if out.features is None:
-            raise FldiagError(*NO_FEATURES)
         local = step.local
         previous = {name: local.state[f"prev.{name}"] for name in local.buffers}
-        z = out.features.flatten(2)
+        z = out.features.flatten(2)  # type: ignore[union-attr]  # it needs them
         to_global = F.cosine_similarity(
             z, frozen(step, local.w_g.expand(step.k, -1), local.received_buffers), dim=-1
         )

@@ -33,6 +33,8 @@ class ServerDistillation(Part):
     the epochs of a round. The student's batch-norm statistics move with it.
     """
 
+    needs = ("classes",)
+
     def __init__(
         self,
         teacher: Ensemble,
@@ -55,7 +57,7 @@ class ServerDistillation(Part):
         self.public = epochs > 0
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        check_distillation(network, dataset, self.batch_size)
+        check_minibatches(network, self.batch_size)
 
     def refine(self, round: Round, w: Tensor) -> Tensor:
         public, network = round.public, round.network
@@ -96,14 +98,8 @@ class ServerDistillation(Part):
         return w if self.reference == "avg" else round.w_g
 
 
-def check_distillation(network: Network, dataset: Dataset, batch_size: int) -> None:
-    """Raises FldiagError for regression, and for minibatches of one example where layers mix examples."""
-    if dataset.regression:
-        raise FldiagError(
-            "distillation compares class probabilities, the data set has real targets",
-            "use another method for regression",
-            usage=True,
-        )
+def check_minibatches(network: Network, batch_size: int) -> None:
+    """Raises FldiagError for minibatches of one example where layers mix examples."""
     if batch_size == 1 and uses_batches(network):
         raise FldiagError(
             "distillation in minibatches of one example, which batch-norm cannot train on",

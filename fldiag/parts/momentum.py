@@ -40,8 +40,6 @@ class GlobalUpdate(Part):
 class ClientMomentum(Part):
     """g := alpha g + (1 - alpha) Delta (FedCM, Xu et al. 2021, Algorithm 1)."""
 
-    needs = ("delta",)
-
     def __init__(self, alpha: float):
         self.alpha = alpha
 
@@ -56,8 +54,6 @@ class ClientMomentum(Part):
 class DualCorrection(Part):
     """g := g + beta_dual Delta (FedTOGA's corrected dual variable)."""
 
-    needs = ("delta",)
-
     def __init__(self, beta_dual: float):
         self.beta_dual = beta_dual
 
@@ -71,7 +67,6 @@ class GlobalPerturbation(Part):
 
     def __init__(self, rho: float, kappa: float, mode: str):
         self.rho, self.kappa, self.mode = rho, kappa, mode
-        self.needs = ("delta",) if mode == "global" else ("delta", "register")
 
     def perturb(self, step: Step) -> Perturbation | None:
         if not self.rho:
@@ -89,8 +84,6 @@ class GlobalPerturbation(Part):
 
 class Register(Part):
     """Keeps the gradient as it is at this place among the parts, for the next step's perturbation."""
-
-    provides = ("register",)
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
         step.local.memo["register"] = g.clone()

@@ -30,22 +30,7 @@ class FineTune(Part):
 
     def __init__(self, epochs: tuple[int, ...], lr: str, neighbours: Neighbours | None = None):
         self.plan = Personal(epochs, lr=lr, neighbours=neighbours)
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if self.plan.neighbours is None:
-            return
-        if dataset.regression:
-            raise FldiagError(
-                "neighbours vote with class labels, and the data set has real targets",
-                "choose a method without neighbours",
-                usage=True,
-            )
-        if not network.has_split:
-            raise FldiagError(
-                "neighbours are found by the features that the head sees, but this model does not expose them",
-                "choose a model that is head(features(x)), with a method features",
-                usage=True,
-            )
+        self.needs = ("classes", "features") if neighbours else ()
 
     def personalise(self) -> Personal:
         return self.plan
@@ -54,13 +39,7 @@ class FineTune(Part):
 class FrozenHead(Part):
     """The head stays as it was initialised: clients train and the server averages the body only."""
 
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if not network.layout.has_head:
-            raise FldiagError(
-                "a head that is not trained was asked for, and the model has no head apart from its body",
-                "choose a model whose last child module is its classifier",
-                usage=True,
-            )
+    needs = ("head",)
 
     def begin(self, local: Local) -> None:
         layout = local.network.layout
@@ -127,12 +106,8 @@ class MetaStep(Part):
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
         train = config.train
-        if self.shared and (
-            train.optimizer != "sgd"
-            or train.nesterov
-            or train.keep_momentum
-            or train.clip is not None
-        ):
+        is_plain = train.optimizer == "sgd" and not (train.nesterov or train.keep_momentum)
+        if self.shared and (not is_plain or train.clip is not None):
             raise FldiagError(
                 "a momentum buffer shared by the inner and the outer step is that of plain SGD, fresh each round",
                 "set train.optimizer = 'sgd' without nesterov, keep_momentum and clip, or official = false",

@@ -12,7 +12,7 @@ from fldiag.local import Local
 from fldiag.losses import noise_floor
 from fldiag.method import Part, Round
 from fldiag.params import dot, norm
-from fldiag.parts.distillation import check_distillation
+from fldiag.parts.distillation import check_minibatches
 from fldiag.parts.ensemble import Ensemble, divergence
 from fldiag.parts.proximal import ProximalLoss
 from fldiag.seeding import torch_rng
@@ -51,10 +51,7 @@ class ProximalProjection(Part):
     """
 
     def __init__(self, loss_p: ProximalLoss):
-        self.loss_p = loss_p
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        self.loss_p.check(network, dataset, config)
+        self.loss_p, self.needs = loss_p, loss_p.needs
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
         value, g_p = self.loss_p.gradient(step)
@@ -75,7 +72,7 @@ class MemoryProjection(Part):
     teacher logits are cut to integers, as the released code does.
     """
 
-    sent = ("teacher",)
+    sent, needs = ("teacher",), ("classes",)
 
     def __init__(
         self,
@@ -100,9 +97,8 @@ class MemoryProjection(Part):
         self.public = rate > 0 and size != 0
 
     def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        check_distillation(
-            network, dataset, self.batch_size if self.size < 0 else min(self.batch_size, self.size)
-        )
+        size = self.batch_size if self.size < 0 else min(self.batch_size, self.size)
+        check_minibatches(network, size)
 
     def memory(self, seed: int, t: int, n: int) -> Tensor:
         """Which of the n public inputs are the memory of round t: known to both sides by the seed."""

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.errors import FldiagError
 from fldiag.method import Part
 from fldiag.step import Output, Step
-
-if TYPE_CHECKING:
-    from fldiag.config import Config
-    from fldiag.data import Dataset
-    from fldiag.models.network import Network
 
 
 class ProximalLoss(Protocol):
     """What a method needs of L_p: its gradient at a step's weights.
 
     ``kind``: its name in tables. ``exact``: at w = w_g the computed gradient is zero, not rounding noise.
+    ``needs``: as of a part.
     """
 
     kind: str
     exact: bool
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        """Refuse (FldiagError) what the loss cannot be computed on."""
+    needs: tuple[str, ...]
 
     def gradient(self, step: Step) -> tuple[Tensor | None, Tensor]:
         """Value [k] (None: it does not come with the gradient) and gradient [k, P] at w on the step's minibatch."""
@@ -39,17 +32,10 @@ class KL:
     """L_p = mean_x KL(softmax(f(x; w_g)/tau) || softmax(f(x; w)/tau)), the received model constant (FedSOL's default)."""
 
     exact = False
+    needs: tuple[str, ...] = ("classes",)
 
     def __init__(self, tau: float):
         self.tau, self.kind = tau, losses.proximal_name("kl", tau)
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if dataset.regression:
-            raise FldiagError(
-                "the kl proximal loss needs class labels, the data set has real targets",
-                "set method.loss = 'l2'",
-                usage=True,
-            )
 
     def term(self, step: Step, out: Output) -> Tensor:
         return step.mean(losses.kl(step.received_logits(), out.logits, self.tau))
@@ -62,9 +48,7 @@ class L2:
     """L_p = ||w - w_g||^2 / 2, whose gradient is w - w_g."""
 
     kind, exact = "l2", True
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        """Any data will do."""
+    needs: tuple[str, ...] = ()
 
     def gradient(self, step: Step) -> tuple[Tensor | None, Tensor]:
         return None, step.w - step.local.w_g
@@ -86,16 +70,10 @@ class NotTrueDistillation(Part):
     """Adds mu tau^2 mean_x KL(softmax(zg_{not y}/tau) || softmax(z_{not y}/tau)): the true-class logit is
     removed from both, zg from the received model (FedNTD, Lee et al. 2022, Eq. 5-6)."""
 
+    needs = ("classes",)
+
     def __init__(self, mu: float, tau: float):
         self.mu, self.tau = mu, tau
-
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if dataset.regression:
-            raise FldiagError(
-                "not-true distillation needs class labels, the data set has real targets",
-                "use another method for regression",
-                usage=True,
-            )
 
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not self.mu:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fldiag.errors import FldiagError
 from fldiag.method import Part
 from fldiag.step import Output, Step
-
-if TYPE_CHECKING:
-    from fldiag.config import Config
-    from fldiag.data import Dataset
-    from fldiag.models.network import Network
 
 NEGATIVES = 2
 
@@ -31,28 +23,18 @@ class RelaxedContrast(Part):
     Levels: the stages of a staged model (before their ReLU, averaged over positions), else what the head sees.
     """
 
+    needs = ("classes", "features")
+
     def __init__(self, attract: float, penalty: float, tau: float, threshold: float):
         self.attract, self.penalty, self.tau, self.threshold = attract, penalty, tau, threshold
         self.maps = bool(attract or penalty)
 
-    def check(self, network: Network, dataset: Dataset, config: Config) -> None:
-        if dataset.regression:
-            raise FldiagError(
-                "FedRCL contrasts classes, the data set has real targets",
-                "use another method for regression",
-                usage=True,
-            )
-        if not network.has_split:
-            raise no_features()
-
     def loss(self, step: Step, out: Output) -> Tensor | None:
         if not (self.attract or self.penalty):
             return None
-        if out.features is None:
-            raise no_features()
         real = torch.ones_like(step.y, dtype=torch.bool) if step.weight is None else step.weight > 0
         levels = (
-            [out.features.flatten(2)]
+            [out.features.flatten(2)]  # type: ignore[union-attr]  # it needs them
             if out.maps is None
             else [m.mean((2, 3)).unsqueeze(0) for m in out.maps]
         )
@@ -83,10 +65,3 @@ class RelaxedContrast(Part):
             negative = torch.where(least.isfinite() & (least >= self.threshold), least, -1.0)
             total = total + self.penalty * F.softplus((negative - 1) / self.tau)
         return total
-
-
-def no_features() -> FldiagError:
-    return FldiagError(
-        "FedRCL contrasts the features before the head, but this model does not expose them",
-        "use an nn.Sequential, or a module with features() and a last child that is the head",
-    )

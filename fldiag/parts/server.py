@@ -98,7 +98,7 @@ class MeanGradientCorrection(Part):
     as in the released configuration, which never updates it.
     """
 
-    sent, needs = ("d",), ("a_k",)
+    sent = ("d",)
 
     def __init__(self, update: bool):
         self.update = update

@@ -14,18 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from fldiag.data import Dataset as NamedDataset
 from fldiag.data import take
-from fldiag.errors import FldiagError, first_line
+from fldiag.errors import FldiagError
 
 #: A tensor, or tensors in dicts and tuples.
 Tree = Any
@@ -95,22 +88,14 @@ def as_slice(data: Any) -> Any:
 def _slice_of(data: Any) -> Any:
     if isinstance(data, DataLoader):
         sampler: Any = data.sampler
-        dataset: Any = data.dataset
-        is_plain = type(sampler) in (SequentialSampler, RandomSampler) and not data.drop_last
-        if is_plain and len(sampler) == len(dataset):
-            return IndexedSlice(dataset, data.collate_fn)
+        is_plain = type(sampler) in (SequentialSampler, RandomSampler) and data.batch_size
+        if is_plain and len(sampler) == len(data.dataset):  # type: ignore[arg-type]
+            return IndexedSlice(data.dataset, data.collate_fn)
         data = list(data)
-    if isinstance(data, IterableDataset):
-        data = list(DataLoader(data, batch_size=256))
-    if isinstance(data, Dataset) or (
-        hasattr(data, "__getitem__")
-        and not isinstance(data, (Mapping, tuple, list, str, Tensor, np.ndarray))
-    ):
+    if hasattr(data, "__getitem__") and not isinstance(data, (Mapping, tuple, list, Tensor)):
         return IndexedSlice(data)
-    if not isinstance(data, list) or not data or _is_array(data[0]):
-        data = [data]
-    batches = map(pair, data)
-    return TensorSlice(*(join(side) for side in zip(*batches, strict=True)))
+    batches = data if isinstance(data, list) and data and not _is_array(data[0]) else [data]
+    return TensorSlice(*(join(side) for side in zip(*map(pair, batches), strict=True)))
 
 
 def pair(batch: Any) -> tuple[Tree, Tree]:
@@ -118,26 +103,19 @@ def pair(batch: Any) -> tuple[Tree, Tree]:
 
     Raises FldiagError for what is no pair of arrays with one row an example.
     """
-    if isinstance(batch, Mapping):
-        x = y = dict(batch)
-    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
-        x, y = batch
-    else:
-        entries = f" with {len(batch)} entries" if isinstance(batch, (tuple, list)) else ""
+    sides: Any = (dict(batch), dict(batch)) if isinstance(batch, Mapping) else batch
+    sizes: set[int] = set()
+    if isinstance(sides, (tuple, list)) and len(sides) == 2:
+        x, y = sides
+        try:
+            x, y = tree_map(torch.as_tensor, (tuple(x) if isinstance(x, list) else x, y))
+            sizes = {len(leaf) for leaf in tree_leaves((x, y))}
+        except (TypeError, ValueError, RuntimeError):  # not all of them are arrays
+            pass
+    if len(sizes) != 1:
         raise FldiagError(
-            f"the data, or a batch of them, is a {type(batch).__name__}{entries}",
+            f"the data, or a batch of them, are no pair of inputs and targets with a row an example: {describe(batch)}",
             "give pairs (inputs, target), several inputs in a tuple: [((a, b), y) for a, b, y in loader]",
-            usage=True,
-        )
-    try:
-        x, y = tree_map(torch.as_tensor, (tuple(x) if isinstance(x, list) else x, y))
-        sizes = " and ".join(map(str, sorted({len(leaf) for leaf in tree_leaves((x, y))})))
-    except (TypeError, ValueError, RuntimeError) as error:
-        sizes = f"no ({first_line(error)})"
-    if not sizes.isdecimal():
-        raise FldiagError(
-            f"inputs and targets have {sizes} rows",
-            "give tensors with a row an example",
             usage=True,
         )
     return x, y
@@ -194,24 +172,24 @@ def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
 
 def describe(tree: Tree) -> str:
     """Shapes and types in words."""
-    if isinstance(tree, Tensor):
-        return f"{str(tree.dtype)[6:]} {list(tree.shape)}"
-    return str(tree_map(lambda leaf: describe(leaf) if isinstance(leaf, Tensor) else leaf, tree))
+
+    def words(leaf: Any) -> Any:
+        has_rows = isinstance(leaf, (Tensor, np.ndarray))
+        return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" if has_rows else leaf
+
+    return str(tree_map(words, tree))
 
 
 def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How a forward method is called on a batch.
 
     The tensors of a tuple are its positional arguments. Of a dict it gets the entries that it names, or all where it names
-    none and takes ``**``. Where it cannot take them one by one it gets them all as one argument.
+    none and takes ``**``, or else the dict itself.
     """
+    if not isinstance(x, Mapping):
+        return (x if isinstance(x, tuple) else (x,)), {}
     kinds = [p.kind for p in forward.parameters.values()]
-    if isinstance(x, Mapping):
-        kwargs = {k: v for k, v in x.items() if k in forward.parameters}
-        if not kwargs and inspect.Parameter.VAR_KEYWORD in kinds:
-            kwargs = dict(x)
-        return ((), kwargs) if kwargs else ((x,), {})
-    places = sum(kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
-    if isinstance(x, tuple) and (places >= len(x) or inspect.Parameter.VAR_POSITIONAL in kinds):
-        return x, {}
-    return (x,), {}
+    named = {k: v for k, v in x.items() if k in forward.parameters}
+    if not named and inspect.Parameter.VAR_KEYWORD in kinds:
+        named = dict(x)
+    return ((), named) if named else ((x,), {})

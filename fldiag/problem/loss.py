@@ -24,11 +24,12 @@ from fldiag.seeding import torch_rng
 @dataclass(frozen=True)
 class Loss:
     """``total(outputs, y)``: the sum over a batch; ``count(y)``: how much the batch counts; ``remark``: what the loss is the mean
-    over, where that is not plain."""
+    over, where that is not plain; ``classes``: how the outputs answer."""
 
     total: Callable[[Any, Tree], Tensor]
     count: Callable[[Tree], Any]
     remark: str = ""
+    classes: Classes | None = None
 
     def each(self, z: Any, y: Tree) -> tuple[Tensor, Tensor] | None:
         """Total and count of every example [b] in float64; None where the loss cannot be taken one by one."""
@@ -96,20 +97,25 @@ def mean_over(loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], 
 
 
 def couples(loss: Loss, z: Tensor, y: Tree) -> bool:
-    """Whether the total of a batch differs from the sum of those of its halves, at z or at outputs that differ more."""
-    half, rng = len(z) // 2, torch_rng(0, "outputs to try the loss on")
+    """Whether the total of a batch is not the sum of those of its halves, at z or at outputs that differ more."""
+    rng = torch_rng(0, "outputs to try the loss on")
     far = 3 * max(1.0, float(z.abs().max())) * torch.randn(z.shape, generator=rng)
-    for outputs in (z, z + far.to(z), torch.rand(z.shape, generator=rng).to(z)) if half else ():
+    for outputs in (z, z + far.to(z), torch.rand(z.shape, generator=rng).to(z)):
         try:
-            whole, *parts = (
-                float(loss.total(outputs[part], cut(y, part)))
-                for part in (slice(None), slice(half), slice(half, None))
-            )
+            if not is_sum(loss, lambda part, z=outputs: (z[part], cut(y, part)), count(y)):  # type: ignore[misc]
+                return True
         except Exception:  # not one of this loss's outputs
             continue
-        if abs(math.fsum(parts) - whole) > 1e-3 * abs(whole) + 1e-5 * sum(map(abs, parts)):
-            return True
     return False
+
+
+def is_sum(loss: Loss, batch: Callable[[slice], tuple[Any, Tree]], n: int) -> bool:
+    """Whether the total of n examples is the sum of those of their halves; ``batch``: examples -> (outputs, y)."""
+    if n < 2:
+        return True
+    cuts = slice(n), slice(n // 2), slice(n // 2, n)
+    whole, *parts = (float(loss.total(*batch(part))) for part in cuts)
+    return not abs(math.fsum(parts) - whole) > 1e-4 * abs(whole) + 1e-5 * sum(map(abs, parts))
 
 
 def entropy_options(loss: Any) -> dict[str, Any] | None:
@@ -176,26 +182,20 @@ def own_loss(problem: Any, x: Tree, y: Tree) -> Loss:
 
     Raises FldiagError where it is none of them.
     """
-
-    def labels(start: int) -> Callable[[Tree], Any]:
-        return lambda y: (y["labels"][:, start:] != IGNORED).sum()
-
     rules: dict[str, Callable[[Tree], Any]] = {"examples": count}
     if isinstance(y, Mapping) and "labels" in y and y["labels"].ndim > 1:
-        rules |= {"labels that count": labels(0), "labels after the first": labels(1)}
-        size, rng = y["labels"].shape, torch_rng(0, "labels to mask")
-        draws = torch.rand(size, generator=rng).movedim(0, -1)
-        mask = (draws < torch.linspace(0, 0.7, size[0])).movedim(-1, 0).to(problem.device)
-        x, y = ({**t, "labels": t["labels"].masked_fill(mask, IGNORED)} for t in (x, y))
-    half = count(y) // 2
-    cuts = [slice(None), slice(half), slice(half, None)] if half else [slice(None)] * 2
-    pieces = [(problem.call(problem.w, cut(x, part)), cut(y, part)) for part in cuts]
+        rules["labels that count"] = lambda y: (y["labels"] != IGNORED).sum()
+        rules["labels after the first"] = lambda y: (y["labels"][:, 1:] != IGNORED).sum()
+        labels = y["labels"].clone()
+        for i, row in enumerate(labels):
+            row[len(row) - (len(row) - 1) * i // len(labels) :] = IGNORED
+        x, y = {**x, "labels": labels}, {**y, "labels": labels}
     for name, rule in rules.items():
-        sums = mean_over(
-            problem.user_loss, rule, f"the model's own loss is the mean over the {name}"
-        )
-        whole, *rest = (float(sums.total(*piece)) for piece in pieces)
-        if abs(math.fsum(rest) - whole) <= 1e-4 * abs(whole):
+        remark = f"the model's own loss is the mean over the {name}"
+        sums = mean_over(problem.user_loss, rule, remark)
+        if is_sum(
+            sums, lambda part: (problem.call(problem.w, cut(x, part)), cut(y, part)), count(y)
+        ):
             return sums
     raise FldiagError(
         "the model's own loss is the mean neither over the examples nor over the labels",
@@ -234,45 +234,43 @@ def classes_of(user_loss: Any, loss: Loss, z: Any, y: Any) -> Classes | None:
     outputs, labels = parts(z, y)
     if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or outputs.ndim < 2:
         return None
-    options, value = entropy_options(user_loss), float(loss.total(z, y)) / float(loss.count(y))
-    ignored, is_soft = (options or {}).get("ignore_index", IGNORED), labels.is_floating_point()
-
-    def classes(take: Callable[..., Tensor], axis: int | None, number: int, is_so: bool) -> Any:
-        along, to = (
-            (outputs, labels.to(outputs)) if axis is None else (outputs.movedim(axis, 1), labels)
-        )
-        is_mean = math.isclose(float(take(along, to)), value, rel_tol=1e-4, abs_tol=1e-7)
-        guess = math.log(number) if is_mean or (is_so and not is_soft and options) else None
-        return Classes(axis, number, ignored, guess) if is_mean or is_so else None
-
-    if outputs.shape == labels.shape:
-        soft = None
-        if is_probabilities(labels):
-            soft = classes(F.cross_entropy, 1, labels.shape[1], options is not None)
-        if soft is None and bool(((labels == 0) | (labels == 1)).all()):
-            binary = F.binary_cross_entropy_with_logits
-            return classes(binary, None, 2, is_binary(user_loss))
-        return soft
-    if is_soft or outputs.ndim != labels.ndim + 1:
+    options, is_named = entropy_options(user_loss), is_binary(user_loss)
+    is_bits = outputs.shape == labels.shape and (is_named or not is_probabilities(labels))
+    ignored, axis = (options or {}).get("ignore_index", IGNORED), class_axis(outputs, labels)
+    number, counted = (2 if is_bits else outputs.shape[axis]), labels != ignored
+    take: Any = F.binary_cross_entropy_with_logits if is_bits else F.cross_entropy
+    along = outputs if is_bits else outputs.movedim(axis, 1)
+    if bool((counted & ((labels < 0) | (labels >= number))).any()):
         return None
-    axis, counted = class_axis(outputs, labels), labels != ignored
-    number = outputs.shape[axis]
-    if bool(((labels < 0) | (labels >= number))[counted].any()):
+    if is_bits:
+        labels = labels.to(outputs)
+    elif outputs.shape != labels.shape:
+        if labels.is_floating_point() or outputs.ndim != labels.ndim + 1:
+            return None
+        is_named = options is not None or _pulls(loss, z, y, labels * counted, counted, axis)
+    if is_bits and bool((labels * (1 - labels)).any()):
         return None
-    is_plain = isinstance(z, Tensor) and isinstance(y, Tensor)
-    is_so = options is not None or (is_plain and _pulls(loss, z, y, axis, counted))
-    return classes(F.cross_entropy, axis, number, is_so)
+    is_entropy = options is not None and outputs.shape != labels.shape
+    if not is_entropy:
+        value = float(loss.total(z, y)) / float(loss.count(y))
+        is_entropy = math.isclose(float(take(along, labels)), value, rel_tol=1e-4, abs_tol=1e-7)
+    guess = math.log(number) if is_entropy else None
+    is_named = is_named or options is not None
+    return (
+        Classes(None if is_bits else axis, number, ignored, guess)
+        if is_entropy or is_named
+        else None
+    )
 
 
-def _pulls(loss: Loss, z: Tensor, y: Tensor, axis: int, counted: Tensor) -> bool:
-    """Whether labels are class numbers to a loss: another label pulls its own output up and lets the former one's down."""
-    other = torch.where(counted, (y + 1) % z.shape[axis], y)
+def _pulls(loss: Loss, z: Any, y: Any, labels: Tensor, counted: Tensor, axis: int) -> bool:
+    """Whether labels are class numbers to a loss: at outputs of zero each pulls up its own output and no other one."""
     with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
         try:
-            before, after = (torch.autograd.grad(loss.total(leaf, t), leaf)[0] for t in (y, other))
-        except Exception:  # it takes no other labels, or has no gradient
+            at = torch.zeros_like(z).requires_grad_()
+            slope = torch.autograd.grad(loss.total(at, y), at)[0]
+        except Exception:  # it is no such loss, or its outputs no tensor
             return False
-    index = torch.stack([other, y]) * counted
-    up, down = ((before - after).gather(axis, i.unsqueeze(axis)).squeeze(axis) for i in index)
-    return bool((up > 0)[counted].all() and (down < 0)[counted].all())
+    own = slope.gather(axis, labels.unsqueeze(axis)).squeeze(axis)
+    others = slope.scatter(axis, labels.unsqueeze(axis), 0.0)
+    return bool((own < 0)[counted].all() and (others >= 0).all())

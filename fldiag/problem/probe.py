@@ -31,17 +31,23 @@ DIFFERENCES = {
 DIRECTIONS = 3
 
 
-def coarsest(run: Callable[[], Any], dtype: torch.dtype) -> torch.dtype:
-    """The coarsest floating-point type, ``dtype`` among them, of the numbers that an evaluation keeps for its gradient."""
-    dtypes = [dtype]
+def saved(run: Callable[[], Any]) -> list[Tensor]:
+    """The tensors that an evaluation keeps for its gradient."""
+    tensors: list[Tensor] = []
 
     def pack(t: Tensor) -> Tensor:
-        dtypes.extend([t.dtype] * t.is_floating_point())
+        tensors.append(t)
         return t
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         run()
-    return max(dtypes, key=_eps)
+    return tensors
+
+
+def coarsest(run: Callable[[], Any], dtype: torch.dtype) -> torch.dtype:
+    """The coarsest floating-point type, ``dtype`` among them, of the numbers that an evaluation keeps for its gradient."""
+    dtypes = {dtype, *(t.dtype for t in saved(run) if t.is_floating_point())}
+    return max(dtypes, key=lambda d: torch.finfo(d).eps)
 
 
 def check(problem: Any) -> tuple[torch.dtype, bool]:
@@ -74,7 +80,7 @@ def _check_model(problem: Any, x: Tree) -> tuple[torch.dtype, Any]:
     z = problem.call(problem.w, inputs, buffers)
     leaf = problem.w.clone().requires_grad_()
     dtype = coarsest(lambda: problem.call(leaf, tree_map(torch.clone, x)), problem.dtype)
-    tolerance = max(1e-9, min(1e3 * _eps(dtype), 0.1))
+    tolerance = max(1e-9, min(1e3 * torch.finfo(dtype).eps, 0.1))
     _disturb()
     if not same((inputs, buffers, w), (x, problem.buffers, problem.w)) or not same(
         z, problem.call(problem.w, x), tolerance
@@ -93,12 +99,8 @@ def _check_model(problem: Any, x: Tree) -> tuple[torch.dtype, Any]:
                 "the outputs for an example depend on the others of its batch, or a batch has no axis of examples",
                 "let batch-norm use its running statistics",
             )
-    _check_module(problem, x, z, tolerance)
+    _check_module(problem, x, tolerance)
     return dtype, z
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
 
 
 def _disturb() -> None:
@@ -106,36 +108,31 @@ def _disturb() -> None:
     torch.rand(1), np.random.rand(), random.random()
 
 
-def _check_module(problem: Any, x: Tree, z: Any, tolerance: float) -> None:
-    """The module's own forward agrees with the function of its weights, here and at weights that it is given in training mode."""
+def _check_module(problem: Any, x: Tree, tolerance: float) -> None:
+    """The module's own forward agrees with the function of its weights: with these weights and with moved ones, each of which it
+    is given in training mode."""
     module, rng = copy_module(problem.module), torch_rng(0, "weights to move to")
-    tensors = {**problem.frozen, **problem.layout.views(problem.w)}
-    steps = {n: torch.randn(t.shape, generator=rng).to(t) for n, t in tensors.items()}
-    steps = {n: 0.05 * problem.size * step for n, step in steps.items()}
     args, kwargs = arguments(problem.forward, x)
-    for name, t in [*module.named_parameters(), *module.named_buffers()]:
-        t.copy_({**tensors, **problem.buffers}[name])
-    # outputs may be views of weights
-    own = [tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, module(*args, **kwargs))]
-    module.train()
-    for name, p in module.named_parameters():
-        p.add_(steps[name])
-    module.eval()
-    moved = {n: t + steps[n] for n, t in tensors.items()}
-    runs = (lambda: module(*args, **kwargs)), (lambda: problem.call(moved, x))
-    if same([*own, runs[0]()], [z, runs[1]()], tolerance):
-        return
-    outputs, others = map(_outputs, (module, problem.module), runs)
-    names = [n for n in outputs if n in others and not same(outputs[n], others[n], tolerance)]
-    raise FldiagError(
-        f"layer {names[0] if names else ''!r} of the model does not compute what its weights say: eval() or forward merges, "
-        "rewrites or keeps weights",
-        "give the model as it is trained: adapters not merged, weights composed at every call",
-    )
+    step = torch.randn(problem.w.shape, generator=rng).to(problem.w)
+    for w in (problem.w, problem.w + 0.05 * problem.size * step):
+        tensors = {**problem.frozen, **problem.layout.views(w), **problem.buffers}
+        module.train()
+        for name, t in [*module.named_parameters(), *module.named_buffers()]:
+            t.copy_(tensors[name])
+        module.eval()
+        own = _outputs(module, lambda: module(*args, **kwargs))
+        expected = _outputs(problem.module, functools.partial(problem.call, w, x))
+        wrong = [n for n in own if n in expected and not same(own[n], expected[n], tolerance)]
+        if "" in wrong:
+            raise FldiagError(
+                f"layer {wrong[0]!r} of the model does not compute what its weights say: eval() or forward merges, rewrites or "
+                "keeps weights",
+                "give the model as it is trained: adapters not merged, weights composed at every call",
+            )
 
 
 def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
-    """Layer -> its outputs, inner layers first."""
+    """Layer -> its outputs, inner layers first, and the module's own under ""."""
     outputs: dict[str, Any] = {}
     handles = [
         m.register_forward_hook(lambda m, args, out, name=n: outputs.update({name: out}))
@@ -158,16 +155,15 @@ def _check_loss(problem: Any, z: Any, y: Tree) -> None:
             f"the loss is {float(value)}",
             "diagnose a checkpoint from before the training diverged, on data without NaN",
         )
-    originals = [p for p in problem.model.parameters() if p.is_floating_point()]
-    values = [p.data for p in originals]
+    originals = [(p, p.data) for p in problem.model.parameters()]
     _disturb()
     again = total(z, y)
     try:
-        for p in originals:
-            p.data = 1.1 * p.data + 0.1
+        for p, data in originals:
+            p.data = 1.1 * data + 0.1
         moved = total(z, y)
     finally:
-        for p, data in zip(originals, values, strict=True):
+        for p, data in originals:
             p.data = data
     if not same((value, value), (again, moved), 1e-6):
         raise FldiagError(
@@ -209,48 +205,40 @@ def _is_product_wrong(
     size: float,
     limits: tuple[tuple[float, float], tuple[float, float]],
 ) -> bool:
-    rng = torch_rng(0, "probe")
-    shape = DIRECTIONS + 1, len(w)
+    shape, rng = (DIRECTIONS + 1, len(w)), torch_rng(0, "probe")
     beside, *directions = size * torch.randn(shape, dtype=torch.float64, generator=rng).to(w)
-    w = w + 1e-3 * beside
+    at = (w + 1e-3 * beside).requires_grad_()
 
-    def gradient(w: Tensor, twice: bool = False) -> tuple[Tensor, Tensor]:
-        at = w.detach().requires_grad_()
-        return at, grad(loss(at), at, create_graph=twice)[0]
+    def gradient(w: Tensor, twice: bool = False) -> Tensor:
+        return grad(loss(w), w, create_graph=twice)[0]
+
+    def is_near(derivative: Any, of: Any, step: float, wrong: float) -> bool:
+        """Whether it is the difference of a function, in one direction at least."""
+        for v in directions:
+            ends = ((at + sign * step * v).detach().requires_grad_() for sign in (1, -1))
+            ahead, behind = (of(end).detach() for end in ends)
+            difference = (ahead - behind) / (2 * step)
+            scale = max(float(difference.norm()), 1e-6 * float(slope.detach().norm()) * size)
+            if float((derivative(v) - difference).norm()) <= wrong * scale:
+                return True
+        return False
 
     try:
-        g = gradient(w)[1]
+        slope = gradient(at)
     except RuntimeError as error:
         raise FldiagError(
             f"the model cannot be differentiated: {error}",
             "remove detach() and no_grad, and use attn_implementation='eager' of transformers",
         ) from error
-
-    def is_near(
-        derivative: Callable[[Tensor], Tensor],
-        of: Callable[[Tensor], Tensor],
-        step: float,
-        wrong: float,
-    ) -> bool:
-        """Whether it is the difference of a function, in one direction at least."""
-        for v in directions:
-            difference = (of(w + step * v) - of(w - step * v)).detach() / (2 * step)
-            scale = max(float(difference.norm()), 1e-6 * float(g.norm()) * size)
-            if float((derivative(v) - difference).norm()) <= wrong * scale:
-                return True
-        return False
-
-    if not is_near(lambda v: g @ v, loss, *limits[0]):
+    if not is_near(lambda v: slope @ v, loss, *limits[0]):
         raise FldiagError(
             "the gradient of the loss is not the derivative that differences show: detach(), no_grad or a backward of one's own",
             "remove it: numbers about this loss would be wrong",
         )
     try:
-        at, slope = gradient(w, twice=True)
+        slope = gradient(at, twice=True)
         if not slope.requires_grad:
-            return not is_near(torch.zeros_like, lambda w: gradient(w)[1], *limits[1])
-        return not is_near(
-            lambda v: grad(slope, at, v, retain_graph=True)[0], lambda w: gradient(w)[1], *limits[1]
-        )
+            return not is_near(torch.zeros_like, gradient, *limits[1])
+        return not is_near(lambda v: grad(slope, at, v, retain_graph=True)[0], gradient, *limits[1])
     except RuntimeError:  # no second derivative
         return True

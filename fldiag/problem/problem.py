@@ -10,6 +10,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Self
@@ -21,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
 from fldiag.choices import Matrix
-from fldiag.curvature.operator import Curvature, Differences
+from fldiag.curvature.operator import Curvature, Differences, finite
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest, out_of_memory
 from fldiag.params import Layout
@@ -38,7 +39,7 @@ from fldiag.problem.data import (
     join,
     same,
 )
-from fldiag.problem.loss import Classes, Loss, as_sums, classes_of, own_loss
+from fldiag.problem.loss import Loss, as_sums, classes_of, own_loss
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.weights import copy_module, load, unwrap_model, vector
 from fldiag.results.provenance import digest
@@ -48,9 +49,12 @@ from fldiag.results.table import Row
 LARGEST = 512
 #: On a CPU, larger graphs are slower by up to 1.6. But every batch is a pass over the weights, so that a graph may be twice as
 #: large as they are.
-CPU_BYTES = 32 * 2**20
+CPU_BYTES = 16 * 2**20
 #: Relative rounding error of a product: what is smaller than this share of the matrix's norm counts as zero.
 NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+#: What a problem at other weights shares, as far as it was computed.
+SHARED = ("model", "criterion", "bytes_of_example", "bounds", "_batches", "weight")
 
 
 class Problem:
@@ -106,21 +110,17 @@ class Problem:
         trainable: bool = False,
         weight_decay: float = 0.0,
     ):
-        is_model = isinstance(model, nn.Module) and callable(loss)
-        if not is_model or dtype not in NOISE or not 0 <= weight_decay < math.inf:
+        if not callable(loss) or dtype not in NOISE:
             raise FldiagError(
-                "a Problem has a torch.nn.Module, a function of (outputs, y), dtype torch.float32 or torch.float64, and a "
-                f"weight decay of at least 0, not {type(model).__name__}, {type(loss).__name__}, {dtype}, {weight_decay}",
+                f"a Problem has a loss (outputs, y) and dtype torch.float32 or torch.float64, not {loss!r} and {dtype}",
                 usage=True,
             )
-        self.model, self.remarks = unwrap_model(model)
+        self.model, self.remarks = unwrap_model(model), []
         self.user_loss, self.weight_decay = loss, float(weight_decay)
         self.name, self.dtype, self.memory = name, dtype, int(memory)
         self.labels = dict(labels or {})
         place = next(self.model.parameters(), torch.empty(0)).device
         self.device = place if device is None else torch.device(device_of(device, dtype))
-        #: What was found out for all problems of this model and loss.
-        self.shared: dict[str, Any] = {}
         with self.guarded():
             self.data = as_slice(data)
             self.layout, self.all = Layout.of(self.model, trainable), Layout.of(self.model)
@@ -128,15 +128,11 @@ class Problem:
             if params is not None or buffers is not None:
                 self.remarks += load(self.module, params, buffers)
             self.module.eval()
-        for m in self.module.modules():
-            if isinstance(m, nn.Embedding | nn.EmbeddingBag):
-                m.sparse = False  # sparse gradients have no derivatives
         self.n, self.slice_name = int(self.data.n), str(self.data.name)
         self.forward = inspect.signature(self.module.forward)
         self._place(dict([*self.module.named_parameters(), *self.module.named_buffers()]))
         if weight_decay:
-            text = f"the loss includes weight decay, {weight_decay:g}/2 ‖w‖² over all weights"
-            self.remarks.append(text)
+            self.remarks.append(f"the loss includes weight decay, {weight_decay:g}/2 ‖w‖²")
 
     def _place(self, tensors: Mapping[str, Tensor]) -> None:
         tensors = {n: convert(t.detach(), self.dtype, self.device) for n, t in tensors.items()}
@@ -151,8 +147,11 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
-        computed = {k for k, v in vars(Problem).items() if isinstance(v, cached_property)}
-        state = {k: v for k, v in vars(self).items() if k not in computed}
+        state = {
+            k: v
+            for k, v in vars(self).items()
+            if not isinstance(getattr(Problem, k, None), cached_property)
+        }
         return {**state, "model": self.module, "checkpoint": None, "run": None}
 
     def at(
@@ -178,23 +177,20 @@ class Problem:
             FldiagError: the weights do not fit.
         """
         problem = copy.copy(self)
-        problem.model, problem.remarks = self.model, [*self.remarks]
-        for key in ("criterion", "classes", "bytes_of_example", "bounds", "_batches", "weight"):
-            if key in vars(self):
-                vars(problem)[key] = vars(self)[key]
+        vars(problem).update({k: v for k, v in vars(self).items() if k in SHARED})
         named = self.all.views(vector(params, self.all)) if isinstance(params, Tensor) else params
         named = {**self.buffers, **named, **(buffers or {})}
-        shapes = dict(zip(self.all.names, self.all.shapes, strict=True))
-        shapes |= {n: b.shape for n, b in self.buffers.items()}
-        misfits = [n for n, s in shapes.items() if n not in named or named[n].shape != s]
+        own = {**self.frozen, **self.layout.views(self.w), **self.buffers}
+        misfits = [n for n, t in own.items() if n not in named or named[n].shape != t.shape]
         if misfits:
             raise FldiagError(
                 f"weights do not fit the model: {', '.join(misfits[:6])}",
                 "give those of this very architecture",
             )
-        problem._place({n: named[n] for n in shapes})
+        problem._place({n: named[n] for n in own})
         problem.name = self.name if name is None else name
         problem.labels = dict(self.labels if labels is None else labels)
+        problem.remarks = [*self.remarks]
         return problem
 
     @property
@@ -295,20 +291,13 @@ class Problem:
 
     @cached_property
     def criterion(self) -> Loss:
-        """The loss as two sums."""
+        """The loss as two sums, and how the outputs answer where it is a classification."""
         x, y = self.sample()
         with self.guarded(), torch.no_grad():
             z = self.call(self.w, x)
-            if isinstance(z, Mapping) and self.user_loss(z, y) is z.get("loss"):
-                return own_loss(self, x, y)
-            return as_sums(self.user_loss, z, y)
-
-    @cached_property
-    def classes(self) -> Classes | None:
-        """How the outputs answer, where the loss is a classification."""
-        x, y = self.sample()
-        with self.guarded(), torch.no_grad():
-            return classes_of(self.user_loss, self.criterion, self.call(self.w, x), y)
+            is_own = isinstance(z, Mapping) and self.user_loss(z, y) is z.get("loss")
+            loss = own_loss(self, x, y) if is_own else as_sums(self.user_loss, z, y)
+            return replace(loss, classes=classes_of(self.user_loss, loss, z, y))
 
     def probe(self) -> None:
         """Check once that loss and derivatives are what they seem. Raises FldiagError naming what is wrong."""
@@ -345,16 +334,10 @@ class Problem:
         keeps_graph, sizes = not self.by_differences, []  # the probe first: it is not counted
         for size in (4, 8):
             x, y = cut(self.sample(8), torch.arange(size) % min(self.n, 8))
-            saved: dict[int, Tensor] = {}  # the tensors stay, so that no address is used twice
-
-            def pack(t: Tensor, saved: dict[int, Tensor] = saved) -> Tensor:
-                saved[t.untyped_storage().data_ptr()] = t
-                return t
-
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                w = self.w.clone().requires_grad_()
-                torch.autograd.grad(self.total(w, x, y), w, create_graph=keeps_graph)
-            sizes.append(sum(t.untyped_storage().nbytes() for t in saved.values()))
+            w = self.w.clone().requires_grad_()
+            tensors = probe.saved(lambda w=w, x=x, y=y: self._slope(w, x, y, keeps_graph))  # type: ignore[misc]
+            storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors)}
+            sizes.append(sum(s.nbytes() for s in storages.values()))
         return max(1, (sizes[1] - sizes[0]) // 4)
 
     @cached_property
@@ -464,13 +447,12 @@ class Problem:
         total = self.weight * self.weight_decay * at.detach().double()
         for i in range(len(self.bounds)):
             with torch.enable_grad():
-                total += torch.autograd.grad(self.total(at, *self.batch(i)), at)[0]
-        if w is None and not bool(total.isfinite().all()):
-            raise FldiagError(
-                "the loss is finite at these weights and its gradient is not: a square root, power or logarithm at 0",
-                "keep its argument off 0, for example sqrt(x + 1e-12)",
-            )
-        return total / self.weight
+                total += self._slope(at, *self.batch(i))
+        return finite(total / self.weight) if w is None else total / self.weight
+
+    def _slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
+        """The gradient of a batch's sum, which can be differentiated again if ``twice``."""
+        return torch.autograd.grad(self.total(w, x, y), w, create_graph=twice)[0]
 
     def hessian(
         self,
@@ -527,44 +509,22 @@ class Problem:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
         return self.hessian(w)(v)
 
-    def dense(
-        self, layers: str | Sequence[str] | None = None, *, matrix: Matrix = "hessian"
-    ) -> Tensor:
-        """The Hessian or Gauss-Newton matrix at ``.w`` as a dense matrix, or its block of some layers.
-
-        Args:
-            layers: names or patterns (``features.*``) of layers or of their tensors; None: the whole matrix.
-            matrix: hessian or ggn.
-
-        Returns:
-            [p, p] in float64, symmetric; rows and columns in the order of the weights. It takes p products.
-
-        Raises:
-            FldiagError: nothing has such a name, or the matrix does not fit into ``memory``.
-        """
-        patterns = [layers or "*"] if layers is None or isinstance(layers, str) else layers
-        operator = self.hessian(matrix=matrix, names=self.tensors(*patterns))
-        if 16 * operator.size**2 > self.memory:
-            raise FldiagError(
-                f"a dense matrix of {operator.size:,} weights does not fit into memory = {self.memory:,} bytes",
-                "choose fewer layers, or a larger memory",
-            )
+    def dense(self, *, matrix: Matrix = "hessian") -> Tensor:
+        """The Hessian or Gauss-Newton matrix at ``.w``, dense [P, P] in float64, symmetric; it takes P products."""
+        operator = self.hessian(matrix=matrix)
         rows = torch.stack([operator(row) for row in torch.eye(operator.size).to(self.w)])
         return (rows + rows.T) / 2
 
-    def tensors(self, *patterns: str) -> list[str]:
-        """The names of the tensors that match one of the patterns, or whose layer does. Raises FldiagError where none does."""
+    def tensors(self, pattern: str) -> list[str]:
+        """The names of the tensors that match a pattern, or whose layer does. Raises FldiagError where none does."""
         names = [
             name
             for name in self.layout.names
-            if any(fnmatchcase(t, p) for t in (name, name.rpartition(".")[0]) for p in patterns)
+            if any(fnmatchcase(t, pattern) for t in (name, name.rpartition(".")[0]))
         ]
         if not names:
-            raise FldiagError(
-                f"{', '.join(patterns)!r} matches no parameter",
-                nearest(patterns[0], self.layout.names),
-                usage=True,
-            )
+            text = f"{pattern!r} matches no parameter"
+            raise FldiagError(text, nearest(pattern, self.layout.names), usage=True)
         return names
 
 

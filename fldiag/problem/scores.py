@@ -72,35 +72,28 @@ class Scores:
 
 def score(problem: Any, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
     """The scores at w [P] of (outputs, targets) of all the problem's batches."""
-    loss, classes, weight = problem.criterion, problem.classes, problem.weight
+    loss, classes, weight = problem.criterion, problem.criterion.classes, problem.weight
     totals, singles, answers = [], [], []
-    with torch.no_grad():
+    with torch.no_grad(), problem.guarded():
         for z, y in batches:
-            with problem.guarded():
-                totals.append(float(loss.total(z, y)))
-                singles.append(loss.each(z, y))
-                if classes is not None:
-                    answers.append(classes.answers(z, y))
+            totals.append(float(loss.total(z, y)))
+            singles.append(loss.each(z, y))
+            if classes is not None:
+                answers.append(classes.answers(z, y))
     penalty = problem.weight_decay / 2 * float(w.double().square().sum())
-    mean, scale = math.fsum(totals) / weight, problem.n / weight
-    each = counts = None
-    if all(single is not None for single in singles):
+    mean, scale = math.fsum(totals) / weight + penalty, problem.n / weight
+    each = counts = right = guess = None
+    shares: tuple[float, ...] = ()
+    if None not in singles:
         each, counts = (scale * torch.cat(parts) for parts in zip(*singles, strict=True))
-        is_mean = math.isclose(float(each.mean()), mean, rel_tol=1e-4, abs_tol=1e-9)
-        each = each + penalty * counts if is_mean or not math.isfinite(mean) else None
-    if classes is None:
-        return Scores(mean + penalty, each, None, counts)
-    right, labels = (torch.cat(parts) for parts in zip(*answers, strict=True))
-    labels = labels.reshape(-1)
-    shares = torch.bincount(labels[labels >= 0], minlength=classes.number).double()
-    right = right.reshape(len(right), -1).sum(1)
-    is_one_each = labels.numel() == problem.n == int(shares.sum())
-    guess = None if classes.guess_loss is None else classes.guess_loss + penalty
-    return Scores(
-        mean + penalty,
-        each,
-        right.bool() if is_one_each else right.double() * (problem.n / shares.sum()),
-        counts,
-        tuple((shares / shares.sum()).tolist()),
-        guess,
-    )
+        each = each + penalty * counts
+    if classes is not None:
+        right, labels = (
+            torch.cat(parts).reshape(problem.n, -1) for parts in zip(*answers, strict=True)
+        )
+        labels = labels[labels >= 0]
+        shares = tuple((labels.bincount(minlength=classes.number).double() / len(labels)).tolist())
+        is_one_each = right.shape[1] == 1 and len(labels) == problem.n
+        right = right[:, 0] if is_one_each else right.sum(1).double() * (problem.n / len(labels))
+        guess = None if classes.guess_loss is None else classes.guess_loss + penalty
+    return Scores(mean, each, right, counts, shares, guess)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,23 +14,11 @@ from fldiag.params import Layout
 from fldiag.problem.data import same
 
 
-def unwrap_model(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The module inside torch.compile, DataParallel and the like, and what was taken off, in words."""
-    remarks: list[str] = []
-    while True:
-        parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        inner = getattr(model, "module" if parallel else "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model, remarks
-        remarks.append(f"the model is taken out of the {type(model).__name__} that wraps it")
-        model = inner
-
-
-def forward_of(model: Any) -> inspect.Signature | None:
-    """The arguments of a module's forward; None for what is no module."""
-    if not isinstance(model, nn.Module):
-        return None
-    return inspect.signature(unwrap_model(model)[0].forward)
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile, DataParallel and the like."""
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = getattr(model, "module" if parallel else "_orig_mod", None)
+    return unwrap_model(inner) if isinstance(inner, nn.Module) else model
 
 
 def copy_module(module: nn.Module) -> nn.Module:

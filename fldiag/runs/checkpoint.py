@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.torch_version import TorchVersion
+from torch.utils._pytree import tree_leaves
 
 from fldiag.errors import FldiagError, check_name, first_line, short_path
 from fldiag.results import files
@@ -53,8 +53,9 @@ PRETRAINED = (
 TIMES, MORE = 8, 2**24
 #: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
 SAFE_TORCH, TRUST = "2.10", "FLDIAG_TRUST_FILES"
-#: Key of the metadata.
+#: Key of the metadata, and names of the tensors beside the model.
 ABOUT = "fldiag"
+GROUPS = ("received", "clients", "buffers", "starts", "start_buffers")
 DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
     *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
@@ -169,11 +170,6 @@ def pack(about: Mapping[str, Any], **tensors: Any) -> bytes:
     return save(flat, {"format": "pt", ABOUT: text})
 
 
-def checkpoint_bytes(manifest: Mapping[str, Any], state: State, **tensors: Any) -> bytes:
-    """The bytes of a checkpoint file: ``received``, ``clients``, ``buffers``, ``starts``, ``start_buffers`` as in Checkpoint."""
-    return pack({"manifest": manifest}, model=state, **tensors)
-
-
 # Reading
 
 
@@ -197,38 +193,22 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
         path = next((path / name for name in PRETRAINED if (path / name).is_file()), path)
     content = read_tensors(path)
     manifest = content.get("manifest") if isinstance(content, Mapping) else None
-    if manifest is None or isinstance(manifest, Tensor):
+    if key is not None or manifest is None or isinstance(manifest, Tensor):
         state, name, alternatives = _weights(path, content, key)
-        _check_kinds(path, state)
         return Checkpoint(path, state, key=name, alternatives=alternatives)
-    if key is not None:
-        raise FldiagError(
-            f"key = {key!r}, and {path} is a checkpoint of fldiag, which holds one global model",
-            "leave it out (--client chooses a client's weights)",
-            usage=True,
-        )
     try:
         manifest = json.loads(manifest) if isinstance(manifest, str) else manifest
-        checkpoint = Checkpoint(
-            path,
-            dict(content["model"]),
-            manifest,
-            content.get("received"),
-            content.get("clients"),
-            dict(content.get("buffers") or {}),
-            starts=content.get("starts"),
-            start_buffers=dict(content.get("start_buffers") or {}),
-        )
-        _check(checkpoint)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        tensors = {name: content[name] for name in GROUPS if name in content}
+        checkpoint = Checkpoint(path, dict(content["model"]), manifest, **tensors)
+        # what readers rely on; a run's own files are verified by their digests
+        _ = checkpoint.label, [manifest[name] for name in ("round", "seed", "shape", "classes")]
+        if any(len(manifest["clients"]) != len(t) for t in (checkpoint.clients,) if t is not None):
+            raise ValueError("clients")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FldiagError(
             f"checkpoint {path}: its manifest is not valid ({type(error).__name__})",
             "the file was edited; use the original",
         ) from None
-    c = checkpoint
-    rows = {"received": c.received, "clients": c.clients, "starts": c.starts}
-    for tensors in (c.state, c.buffers, c.start_buffers, rows):
-        _check_kinds(path, {name: t for name, t in tensors.items() if t is not None})
     return checkpoint
 
 
@@ -246,9 +226,6 @@ def read_tensors(path: Path) -> Any:
         FldiagError: There is none, it is damaged, holds objects, or claims to hold far more than its size.
     """
     check_name(path)
-    parts = _parts(path)
-    if parts != [path]:
-        return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
     if not path.is_file():
         raise FldiagError(
             f"{short_path(path)} is {'not a file' if path.exists() else 'not there'}",
@@ -256,29 +233,23 @@ def read_tensors(path: Path) -> Any:
             usage=True,
         )
     try:
-        size = path.stat().st_size
+        if (parts := _parts(path)) != [path]:
+            return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
         with open(path, "rb") as file:
             start = file.read(16)
         if start[8:9] == b"{" and start[:2] != b"PK":
             content = _safetensors(path)
-        elif start.startswith(b"\x93NUMPY") or (
-            start[:4] == b"PK\x03\x04" and _is_arrays(path, size)
-        ):
+        elif start.startswith(b"\x93NUMPY") or (start.startswith(b"PK") and _is_arrays(path)):
             content = _arrays(path)
         else:
             content = _pt(path)
-        _claim(path, sum(t.numel() * t.element_size() for t in _tensors(content)), size)
+        _check_tensors(path, content)
     except FldiagError:
         raise
-    except pickle.UnpicklingError:
-        raise FldiagError(
-            f"{path} holds pickled objects or is no file of weights, and was refused; nothing in it was executed",
-            "save the weights alone: torch.save(model.state_dict(), path)",
-        ) from None
     except Exception as error:  # a damaged file can make a reader raise anything
         raise FldiagError(
-            f"{path} cannot be read as weights: {first_line(error)}",
-            "save them with torch.save(model.state_dict(), path), or copy the file again",
+            f"{path} cannot be read as weights, and nothing in it was executed: {first_line(error)}",
+            "save the weights alone, torch.save(model.state_dict(), path), or copy the file again",
         ) from None
     return content
 
@@ -292,12 +263,9 @@ def _parts(path: Path) -> list[Path]:
     """The file itself; of an index (``model.safetensors.index.json``) the parts of the model that it names."""
     if not path.name.endswith(".index.json"):
         return [path]
-    try:
-        names = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
-        if any(Path(name).name != name or name.endswith(".index.json") for name in names):
-            raise ValueError("it names files of another folder")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FldiagError(f"{path} is no index of a model's parts ({error})") from None
+    names = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
+    if any(Path(name).name != name or name == path.name for name in names):
+        raise ValueError("it names files of another folder")
     return [path.parent / name for name in names]
 
 
@@ -306,39 +274,29 @@ def _safetensors(path: Path) -> dict[str, Any]:
         about = (file.metadata() or {}).get(ABOUT)
         if about is None:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        content = json.loads(about)
+        content: dict[str, Any] = json.loads(about)
         for name in content.pop("names"):
             group, slash, rest = name.partition("/")
             (content.setdefault(group, {}) if slash else content)[rest or group] = file.get_tensor(
                 name
             )
-    return dict(content)
+    return content
 
 
-def _is_arrays(path: Path, size: int) -> bool:
-    """Whether an archive holds arrays of numpy alone; its checksums and the sizes that it names are verified."""
+def _is_arrays(path: Path) -> bool:
+    """Whether an archive holds arrays of numpy alone; its checksums are verified."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        _claim(path, sum(member.file_size for member in members), size)
         # torch.save can be told to write no checksums
         if any(member.CRC for member in members) and (bad := archive.testzip()) is not None:
             raise FldiagError(f"{path} is damaged: the checksum of {bad[-80:]} does not match")
-    names = {member.filename for member in members}
-    if "train_images.npy" in names:
-        raise FldiagError(
-            f"{path} holds examples and no weights",
-            f"give a checkpoint, and this file as its data: --data npz:{path}",
-            usage=True,
-        )
-    return bool(names) and all(name.endswith(".npy") for name in names)
+    return bool(members) and all(member.filename.endswith(".npy") for member in members)
 
 
 def _arrays(path: Path) -> State:
     content = np.load(path, allow_pickle=False)
     arrays = {"arr_0": content} if isinstance(content, np.ndarray) else dict(content)
-    return {
-        k: torch.from_numpy(np.ascontiguousarray(a)).reshape(a.shape) for k, a in arrays.items()
-    }
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
 class PlainObject:
@@ -351,12 +309,12 @@ class PlainObject:
         pass
 
 
-_MULTIARRAY = ("scalar", "_reconstruct")
 PLAIN_OBJECTS: list[Any] = [
     (PlainObject, name)
     for name in (
         *("argparse.Namespace", "numpy.ndarray", "numpy.dtype"),
-        *(f"numpy.{core}.multiarray.{f}" for core in ("core", "_core") for f in _MULTIARRAY),
+        *("numpy.core.multiarray.scalar", "numpy.core.multiarray._reconstruct"),
+        *("numpy._core.multiarray.scalar", "numpy._core.multiarray._reconstruct"),
     )
 ]
 
@@ -372,19 +330,17 @@ def _pt(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _tensors(content: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The dense tensors in a container."""
-    if depth > 100:
-        raise ValueError("it is nested too deeply")
-    if isinstance(content, Tensor):
-        if not content.is_meta and content.layout == torch.strided:
-            yield content
-    elif isinstance(content, Mapping | list | tuple):
-        for value in content.values() if isinstance(content, Mapping) else content:
-            yield from _tensors(value, depth + 1)
-
-
-def _claim(path: Path, claimed: int, size: int) -> None:
+def _check_tensors(path: Path, content: Any) -> None:
+    """Raises FldiagError for a tensor that holds no plain numbers, and for far more numbers than the file can hold."""
+    claimed, size = 0, path.stat().st_size
+    for t in tree_leaves(content):
+        if isinstance(t, Tensor):
+            claimed += t.numel() * t.element_size()
+            if t.is_meta or t.layout != torch.strided or t.dtype not in DTYPES:
+                raise FldiagError(
+                    f"{path} holds a tensor of {t.dtype}, {t.layout}, on {t.device}",
+                    "save it dense and as float32",
+                )
     if claimed > TIMES * size + MORE:
         raise FldiagError(
             f"{path} claims to hold {claimed / 1e6:,.0f} MB and has {size / 1e6:,.1f} MB",
@@ -396,25 +352,19 @@ def _weights(path: Path, content: Any, key: str | None) -> tuple[State, str, tup
     """The set of weights that ``key`` names, or the plain one; its name, and the names of the others."""
     sets = dict(_sets(content, ""))
     usual = [n for n in sets if all(part in CONTAINERS for part in n.split("."))] or list(sets)
-    names = [n for n in sets if n == key or n.startswith(f"{key}.")] if key is not None else usual
-    if key is not None and key in sets:
-        names = [key]
+    names = usual if key is None else [n for n in sets if n == key]
     if len(names) != 1:
-        about = f"several sets of weights: {', '.join(sorted(sets))}" if names else "no state_dict"
         raise FldiagError(
-            f"{path} holds {about if key is None else f'no set of weights {key!r}'}",
+            f"{path} holds {'several sets' if names else 'no set'} of weights {key or ''}".strip(),
             f"choose with --key NAME or key=NAME: {', '.join(sorted(sets))}"
             if sets
             else "save it with torch.save(model.state_dict(), path)",
             usage=key is not None,
         )
-    size = sum(t.numel() for t in sets[names[0]].values())
-    others = tuple(  # what holds far fewer numbers is no other model
-        sorted(
-            n for n in sets if n != names[0] and 2 * sum(t.numel() for t in sets[n].values()) > size
-        )
-    )
-    return sets[names[0]], names[0] if others or key is not None else "", others
+    (name,) = names
+    # what holds far fewer tensors is no other model
+    others = sorted(n for n in sets if n != name and 2 * len(sets[n]) > len(sets[name]))
+    return sets[name], name if others or key is not None else "", tuple(others)
 
 
 def _sets(content: Any, name: str) -> Iterator[tuple[str, State]]:
@@ -423,39 +373,6 @@ def _sets(content: Any, name: str) -> Iterator[tuple[str, State]]:
         return
     if content and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
         yield name, dict(content)
-    elif name.count(".") < 10:
-        for entry, value in content.items():
-            yield from _sets(value, f"{name}.{entry}" if name else str(entry))
-
-
-def _check(c: Checkpoint) -> None:
-    """Raises ValueError or TypeError where a manifest lacks what readers rely on."""
-    m, config = c.manifest, c.manifest["config"]
-    sections = [config[k] for k in ("data", "model", "partition", "clients", "method")]
-    numbers = [m["round"], m["seed"], m["classes"], *m["shape"], *m["clients"]]
-    rows = [len(t) for t in (c.clients, c.starts) if t is not None]
-    names = [config["method"]["name"]]
-    if (
-        not all(isinstance(section, dict) for section in sections)
-        or not all(type(i) is int and 0 <= i < 2**63 for i in numbers)
-        or not all(isinstance(name, str) for name in names)
-        or not c.state
-        or any(n != len(m["clients"]) for n in rows)
-        or (
-            c.path.parent.name == "rounds"
-            and c.path.stem.isdecimal()
-            and int(c.path.stem) != m["round"]
-        )
-    ):
-        raise ValueError("manifest")
-
-
-def _check_kinds(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raises FldiagError for a tensor that holds no plain numbers of a usual type."""
-    for name, t in state.items():
-        if t.is_meta or t.layout != torch.strided or t.is_quantized or t.dtype not in DTYPES:
-            kind = "without values" if t.is_meta else f"{t.dtype}, {t.layout}".replace("torch.", "")
-            raise FldiagError(
-                f"{path}: the tensor {name} is {kind}, which fldiag does not support",
-                "save it dense and as float32",
-            )
+        return
+    for entry, value in content.items():
+        yield from _sets(value, f"{name}.{entry}" if name else str(entry))

@@ -127,7 +127,7 @@ def partition_of(clients: Any, data: Any, total: int | None) -> Parts:
     """Who has which of the examples.
 
     Args:
-        clients: Of each client the indices of its examples, a mask over all, or a ``Subset`` (which a ``DataLoader`` may read);
+        clients: Of each client the indices of its examples, or a ``Subset`` (which a ``DataLoader`` may read);
             in a list or dict, or in a file.
         data: What the indices are of.
         total: How many examples there are, where that is known.
@@ -167,8 +167,6 @@ def _indices(part: Any, client: int, data: Any, total: int | None) -> np.ndarray
         array = np.asarray(part if index is None else index)
     except (ValueError, TypeError, RuntimeError):
         array = np.empty(0, dtype=object)
-    if array.dtype == bool and array.shape == (total,):
-        return np.flatnonzero(array)
     if is_other or array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise FldiagError(
             f"client {client} has a {type(part).__name__} that does not say which of the examples it has",

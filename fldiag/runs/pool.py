@@ -5,7 +5,7 @@ Where there are no test examples the training split stands first instead, and is
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -64,18 +64,13 @@ class ExamplePool:
         device: torch.device,
         dtype: torch.dtype,
     ):
-        self.dataset, self.device, self.dtype, self.sizes = (
-            dataset,
-            device,
-            dtype,
-            [len(p) for p in parts],
-        )
+        self.dataset, self.device, self.dtype = dataset, device, dtype
         self.split = dataset.evaluation[0]
-        total, slices = sum(self.sizes), [data.take(dataset, self.split, None, samples)]
-        for k, n in enumerate(self.sizes):
-            count = (
-                None if samples is None or total <= samples else max(1, round(samples * n / total))
-            )
+        total, slices = sum(map(len, parts)), [data.take(dataset, self.split, None, samples)]
+        for k, n in enumerate(map(len, parts)):
+            count = None
+            if samples is not None and samples < total:
+                count = max(1, round(samples * n / total))
             slices += [data.take(dataset, f"client:{k}", parts, count)] if n else []
         self.segments, at = {}, 0
         for s in slices:
@@ -101,12 +96,6 @@ class ExamplePool:
         positions = spread(self.dataset.evaluation[2], self.test.stop).cpu().numpy()
         return np.flatnonzero(np.isin(positions, examples))
 
-    def to(self, dtype: torch.dtype) -> ExamplePool:
-        """The same examples, read in another precision."""
-        pool = copy.copy(self)
-        pool.dtype, pool._x = dtype, None
-        return pool
-
     def take(self, examples: slice | Tensor, name: str) -> Slice:
         """A stretch of the pool, or some of its examples (indices), as a slice for a Problem."""
         y = self.y[examples]
@@ -116,29 +105,20 @@ class ExamplePool:
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of examples start..stop-1, ready for a model."""
-        if self._x is None and 4 * self.n * int(np.prod(self.dataset.shape)) <= KEEP_BYTES:
+        if self._x is None and 4 * self.n * math.prod(self.dataset.shape) <= KEEP_BYTES:
             self._x = ready(self.dataset.normalise(self.x_raw), self.device, self.dtype)
-        x = (
-            self._x[start:stop]
-            if self._x is not None
-            else self.dataset.normalise(self.x_raw[start:stop])
-        )
+        x = self._x
+        x = self.dataset.normalise(self.x_raw[start:stop]) if x is None else x[start:stop]
         y = self.y[start:stop].to(self.device)
         return ready(x, self.device, self.dtype), y.to(self.dtype) if y.is_floating_point() else y
 
     def batches(self, stretch: slice, size: int, mixed: bool = True) -> Iterator[slice]:
         """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""
-        stretches = (
-            [stretch]
-            if mixed
-            else [
-                slice(max(s.start, stretch.start), min(s.stop, stretch.stop))
-                for s in self.segments.values()
-            ]
-        )
-        for s in stretches:
-            for i in range(s.start, s.stop, size):
-                yield slice(i, min(i + size, s.stop))
+        parts = [slice(0, self.n)] if mixed else self.segments.values()
+        for part in parts:
+            stop = min(part.stop, stretch.stop)
+            for i in range(max(part.start, stretch.start), stop, size):
+                yield slice(i, min(i + size, stop))
 
 
 def stacked(network: Network, dataset: Dataset, stack: str) -> bool:

@@ -31,19 +31,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
-import pydantic
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch import stack
 
-from fldiag import registry
 from fldiag.errors import FldiagError, check_name, counted, first_line, short_path
 from fldiag.results import files
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import (
     Checkpoint,
     State,
-    checkpoint_bytes,
     pack,
     read_checkpoint,
     read_tensors,
@@ -91,9 +88,7 @@ class Run:
         self.files: dict[str, str] = dict(about["files"])  # name -> sha256
         self.state_of: dict[int, str] = {}  # client -> the file with its newest state
         self._state: str | None = None  # the file with the server's newest state
-        self._listed: set[str] = set()  # every file that a line ever listed
         self._size = 0  # bytes of the lines
-        self._is_begun = False
         self._new: dict[str, str] = {}  # files written since the last line
 
     # Reading
@@ -115,26 +110,21 @@ class Run:
             )
         try:
             # the folder first: of a run that is being trained the lines are then newer
-            stored = {f"rounds/{name}" for name in _names(path / "rounds")}
+            stored = {f"rounds/{file.name}" for file in _checkpoints(path)}
             about = json.loads((path / ABOUT).read_text("utf-8"))
-            if "schema" in about:
-                raise FldiagError(
-                    f"{path} is a run of an earlier fldiag", "train it again, in another folder"
-                )
             content = (path / LINES).read_bytes()
             if about.pop(files.DIGEST) != files.json_digest(about) or about["format"] != FORMAT:
                 raise ValueError("its digest or its format differs")
             run = Run(path, about)
-            run._is_begun = True
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FldiagError(
-                f"{path} is not a run that can be read ({first_line(error)})",
-                "restore its run.json and rounds.jsonl from a copy",
+                f"{path} is not a run that this fldiag can read ({first_line(error)})",
+                "restore its run.json and rounds.jsonl from a copy; a run of an earlier fldiag has to be trained again",
             ) from None
         for number, line in enumerate(content.split(b"\n")[:-1], 1):
             run._add(_record(path, number, line))
             run._size += len(line) + 1
-        if len(stored - run._listed) > 1:
+        if len(stored.difference(*(record["files"] for record in run.records))) > 1:
             raise FldiagError(
                 f"{path / LINES} lacks rounds whose files are there", "restore it from a copy"
             )
@@ -184,14 +174,7 @@ class Run:
         # only here: its schema takes a while, and what is read of a run seldom needs it
         from fldiag.config import Config
 
-        try:
-            return Config.from_stored(self.about["config"], self.allow_code)
-        except pydantic.ValidationError as error:
-            why = registry.explain(error, "config", ()).what
-            raise FldiagError(
-                f"{self.path / 'run.json'}: its config is not valid ({why})",
-                "the file was edited; restore it or train again",
-            ) from None
+        return Config.from_stored(self.about["config"], self.allow_code)
 
     @property
     def hash(self) -> str:
@@ -199,21 +182,10 @@ class Run:
         return str(self.about["hash"])
 
     @property
-    def method_version(self) -> int:
-        """Of the formulas of the method with which the run was trained."""
-        return int(self.about["provenance"].get("method_version", 1))
-
-    @property
     def origin(self) -> dict[str, Any]:
-        """Of rounds that another program trained: ``recipe`` (whence they are), ``notes`` (what was missing), ``names`` and
-        ``examples`` of the clients by their number, and those ``outside`` the partition; empty for runs of fldiag."""
-        origin = self.about.get("origin")
-        if origin is None:
-            return {}
-        by_number = {
-            key: {int(k): v for k, v in origin[key].items()} for key in ("names", "examples")
-        }
-        return {**origin, **by_number, "outside": origin.get("outside", [])}
+        """Of rounds that another program trained: ``recipe`` (whence they are) and ``notes`` (what was missing); empty for runs
+        of fldiag."""
+        return dict(self.about.get("origin", {}))
 
     @property
     def rounds(self) -> list[int]:
@@ -314,23 +286,15 @@ class Run:
 
         Raises FldiagError when there are none, or a table is missing or was changed.
         """
-        rounds = self.recorded
-        if not rounds or (round is not None and round not in rounds):
+        rounds = self.recorded if round is None else [r for r in self.recorded if r == round]
+        if not rounds:
             raise FldiagError(
-                f"run {self.path} recorded no local steps"
-                + (f" of round {round}" if rounds else ""),
-                f"it has those of {counted(len(rounds), 'round')} up to {rounds[-1]}"
-                if rounds
-                else "train with --set metrics.steps=true",
+                f"run {self.path} recorded no local steps that are asked for",
+                f"train with --set metrics.steps=true (it has those of {len(self.recorded)} rounds)",
                 usage=True,
             )
-        return pd.concat(
-            [
-                pd.read_parquet(self.verified(f"steps/{r:04d}.parquet"))
-                for r in (rounds if round is None else [round])
-            ],
-            ignore_index=True,
-        )
+        tables = [pd.read_parquet(self.verified(f"steps/{r:04d}.parquet")) for r in rounds]
+        return pd.concat(tables, ignore_index=True)
 
     @cached_property
     def states(self) -> ClientStates:
@@ -340,12 +304,8 @@ class Run:
     @property
     def server_state(self) -> State:
         """What the server carries on after the last stored round, besides the weights."""
-        state: State = (
-            {}
-            if self._state is None
-            else read_tensors(self.verified(self._state)).get("server", {})
-        )
-        return state
+        name = self._state
+        return {} if name is None else dict(read_tensors(self.verified(name)).get("server", {}))
 
     # Writing
 
@@ -358,7 +318,7 @@ class Run:
         Raises:
             FldiagError: There are rounds already.
         """
-        if _names(path / "rounds") or ((path / LINES).exists() and (path / LINES).stat().st_size):
+        if _checkpoints(path) or ((path / LINES).exists() and (path / LINES).stat().st_size):
             raise FldiagError(
                 f"{path} holds rounds and no {ABOUT}",
                 "restore it from a copy, or choose another folder",
@@ -377,7 +337,6 @@ class Run:
         if not self.records:
             files.write_bytes(self.path / LINES, b"")
         files.write_text(self.path / ABOUT, json.dumps(files.with_digest(self.about), indent=1))
-        self._is_begun = True
 
     def resume(self) -> None:
         """Remove what a killed process left: half a line, and files that no line lists.
@@ -391,26 +350,26 @@ class Run:
                 f"{self.path / missing[0]} belongs to the run and is not there", "restore it"
             )
         os.truncate(self.path / LINES, self._size)
-        for folder in FOLDERS:
-            for name in _names(self.path / folder, also_temporary=True):
-                if f"{folder}/{name}" not in self.files:
-                    (self.path / folder / name).unlink()
+        for file in (file for folder in FOLDERS for file in (self.path / folder).glob("*")):
+            if OWN.fullmatch(file.name) and f"{file.parent.name}/{file.name}" not in self.files:
+                file.unlink()
+        self._new = {}
+
+    def discard(self) -> None:
+        """Remove the files written since the last line."""
+        for name in self._new:
+            (self.path / name).unlink(missing_ok=True)
         self._new = {}
 
     def put(self, name: str, writer: Callable[[Any], Any]) -> None:
         """Write a file of the run; ``writer`` gets the open file. The next ``append`` or ``begin`` lists it."""
-        if self._is_begun and not (self.path / ABOUT).is_file():
-            raise FldiagError(
-                f"{self.path} was removed or moved while it was written to",
-                "put the folder back and resume, or write to a new folder",
-            )
         self._new[name] = files.write_atomic(self.path / name, writer)
 
     def put_checkpoint(
         self, round: int, manifest: Mapping[str, Any], state: State, **tensors: Any
     ) -> None:
-        """Write the checkpoint of a round (``checkpoint_bytes``)."""
-        content = checkpoint_bytes(manifest, state, **tensors)
+        """Write the checkpoint of a round: the model and what goes with it (see ``checkpoint``)."""
+        content = pack({"manifest": manifest}, model=state, **tensors)
         self.put(self.round_file(round), lambda f: f.write(content))
 
     def put_steps(self, round: int, frame: pd.DataFrame) -> None:
@@ -460,7 +419,6 @@ class Run:
     def _add(self, record: dict[str, Any]) -> list[str]:
         """Take in a record; returns the names of files that the run no longer needs."""
         self.records.append(record)
-        self._listed |= record["files"].keys()
         self.files |= record["files"]
         self.about = {**self.about, **record.get("about", {})}
         gone = record.get("removed", [])
@@ -547,12 +505,8 @@ def lock(path: Path) -> Iterator[None]:
     Raises:
         FldiagError: Another process owns it, it cannot be written, it holds symbolic links, or its name is no text.
     """
-    check_name(path)
-    for entry in [path / ABOUT, path / LINES, path / LOCK, *(path / f for f in FOLDERS)]:
-        links = [file for file in (entry, *(entry.glob("*"))) if file.is_symlink()]
-        if links:
-            raise files.link_error(links[0])
-    is_new = not os.path.exists(path)
+    if links := [entry for entry in path.rglob("*") if entry.is_symlink()]:
+        raise files.link_error(links[0])
     file = FileLock(path / LOCK, thread_local=False)  # a recorder may be closed by another thread
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -570,8 +524,6 @@ def lock(path: Path) -> Iterator[None]:
         yield
     finally:
         file.release()
-        if is_new and not any(entry.name != LOCK for entry in path.glob("*")):
-            shutil.rmtree(path, ignore_errors=True)  # nothing was written
 
 
 def is_locked(path: Path) -> bool:
@@ -604,18 +556,9 @@ def folder_size(path: Path) -> int:
 
 
 def same_model(a: Run | Checkpoint, b: Run | Checkpoint) -> bool:
-    """Whether the weights of two runs belong to one model: by the configs where both say the same, else by names and shapes."""
-    first, second = (
-        (m.about["config"] if isinstance(m, Run) else m.config).get("model", {}) for m in (a, b)
-    )
-    if first.get("name") and first == second:
-        return True
-    try:
-        states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in (a, b)]
-    except FldiagError:
-        return False
-    first, second = ({name: t.shape for name, t in state.items()} for state in states)
-    return first == second
+    """Whether the weights of two runs belong to one model: by names and shapes."""
+    first, second = ((m.checkpoint() if isinstance(m, Run) else m).state for m in (a, b))
+    return {n: t.shape for n, t in first.items()} == {n: t.shape for n, t in second.items()}
 
 
 def verify(path: Path) -> None:
@@ -628,10 +571,15 @@ def verify(path: Path) -> None:
         Run.open(run).verified(f"rounds/{path.name}")
 
 
-def _names(folder: Path, also_temporary: bool = False) -> list[str]:
-    """Names of the files that training writes into a folder of a run."""
-    names = [f.name for f in folder.glob("*") if OWN.fullmatch(f.name) and f.is_file()]
-    return [name for name in names if also_temporary or not name.endswith(".tmp")]
+def file_beside(checkpoint: Path, name: str) -> Path | None:
+    """A file of the run in which a checkpoint lies, verified; None where there is none."""
+    folder = checkpoint.parent.parent
+    run = Run.open(folder) if (folder / ABOUT).is_file() else None
+    return run.verified(name) if run is not None and name in run.files else None
+
+
+def _checkpoints(path: Path) -> list[Path]:
+    return [file for file in (path / "rounds").glob("*.safetensors") if file.stem.isdecimal()]
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -656,35 +604,24 @@ def select_rounds(
         return None
     if text == "last":
         return list(stored_rounds[-1:])
+    numbers: set[int] = set()
     try:
         if not isinstance(text, str):
-            return sorted(
-                {operator.index(r) for r in (text if isinstance(text, Iterable) else [text])}
-            )
-        if text.startswith("every:"):
+            numbers |= {operator.index(r) for r in ([text] if isinstance(text, int) else text)}
+        elif text.startswith("every:"):
             step = int(text.removeprefix("every:"))
-            numbers = [r for r in stored_rounds if r % step == 0]
+            numbers |= {r for r in stored_rounds if r % step == 0}
         else:
-            numbers = []
             for part in text.split(","):
                 first, dash, last = part.partition("-")
-                numbers += (
-                    [r for r in stored_rounds if int(first) <= r <= int(last)]
-                    if dash
-                    else [int(first)]
-                )
+                span = range(int(first), int(last or first) + 1)
+                numbers |= {r for r in stored_rounds if r in span} if dash else {span.start}
     except (ValueError, TypeError, ZeroDivisionError):
-        raise FldiagError(
-            f"--rounds {text!r} is not valid",
-            "write for example 5, 1,5,20-30, every:10 or last",
-            usage=True,
-        ) from None
+        numbers = set()
     if not numbers:
         raise FldiagError(
-            f"--rounds {text}: no such round is stored",
-            f"stored are {stored_rounds[0]} to {stored_rounds[-1]}"
-            if stored_rounds
-            else "train first",
+            f"--rounds {text!r} is not valid, or no such round is stored",
+            "write for example 5, 1,5,20-30, every:10 or last",
             usage=True,
         )
-    return sorted(set(numbers))
+    return sorted(numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +18,11 @@ from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
-from fldiag.local import Local
-from fldiag.method import Method, Neighbours, Part, Personal
+from fldiag.method import Method, Neighbours, Personal
 from fldiag.results.means import sample_mean, share
 from fldiag.results.table import PERSONAL
 from fldiag.sections import TrainSection
 from fldiag.seeding import numpy_rng, seed_for
-from fldiag.step import Step
 from fldiag.training.client import Batches
 from fldiag.training.evaluate import BATCH
 from fldiag.training.setup import Cohort, Seeded, Setup
@@ -41,26 +39,11 @@ class GlobalModel:
     rounds: int
 
 
-def personal_plan(setup: Setup) -> Personal | None:
-    """What the run's method does after the last round, if anything; nothing on data without classes.
-
-    Raises FldiagError for a plan that the model cannot follow.
-    """
-    plan = setup.method.personal
-    if plan is None or setup.dataset.regression:
-        return None
-    check_plan(setup, plan)
-    return plan
-
-
-def check_plan(setup: Setup, plan: Personal) -> None:
-    """Raises FldiagError for what cannot be measured on this data and model: better before training than after."""
-    if setup.dataset.regression or (plan.neighbours is not None and not setup.network.has_split):
+def check_plan(setup: Setup) -> None:
+    """Raises FldiagError for data without classes. (What neighbours need, the method asks of the model.)"""
+    if setup.dataset.regression:
         raise FldiagError(
-            "a client's test examples are chosen by class, and neighbours by the features before the head: the data have no "
-            "classes, or the model shows no features",
-            "use data with class labels, and a model that is head(features(x)) with a method features",
-            usage=True,
+            "a client's test examples are chosen by class, and the data have no classes", usage=True
         )
 
 
@@ -71,7 +54,7 @@ def measure(
 
     Args:
         setup: Of the run.
-        plan: How the clients train and predict: once for the largest of its epochs, measured on the way.
+        plan: How the clients train and predict, once for each of its numbers of epochs.
         model: What they start from.
         seed: Of minibatches and of the examples that vote; by default the run's.
         run: Tells the cohorts of several runs apart.
@@ -81,15 +64,14 @@ def measure(
         95 % interval), and their mean and deviation over the clients that have test examples.
     """
     seed = setup.config.seed if seed is None else seed
-    tuning, cohorts = _fine_tuning(setup, plan, model, seed)
+    tuning, units = _fine_tuning(setup, plan, model, seed)
     counts = workspace().map(
         _count,
         (tuning, Predictor(setup, plan.neighbours, seed)),
-        cohorts,
-        name=lambda cohort: f"{run}: clients {', '.join(map(str, cohort.ids))}",
-        epochs=sorted({*plan.epochs}),
+        units,
+        name=lambda unit: f"{run}: clients {', '.join(map(str, unit[1].ids))}",
     )
-    clients = sorted(count for cohort in counts for count in cohort)
+    clients = sorted(count for unit in counts for count in unit)
     rows: list[dict[str, Any]] = [
         {
             "scope": "client",
@@ -118,39 +100,35 @@ def measure(
 
 def _fine_tuning(
     setup: Setup, plan: Personal, model: GlobalModel, seed: int
-) -> tuple[Setup, list[Cohort]]:
-    """A setup in which every client trains on from the global model, and its cohorts."""
+) -> tuple[Setup, list[tuple[int, Cohort]]]:
+    """A setup in which every client trains on from the global model, and its cohorts for each number of epochs."""
     config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
     config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
     # Local decay is a schedule of a round's epochs.
     config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)
-    schedule, ids = EpochSchedule(config, max(plan.epochs), plan.steps), range(len(setup.parts))
-    lengths = sorted({*plan.epochs})
-    stops = {e: {i: schedule.count(e, int(setup.sizes[i])) for i in ids} for e in lengths}
-    method = plan.method or Method()
-    tuning = copy.copy(setup)
-    tuning.config, tuning.schedule = config, schedule  # type: ignore[assignment]  # nobody is sampled
-    tuning.method = Method(*method, Snapshots(stops))
-    initial = method.client_init(setup.initial())
+    tuning, ids = copy.copy(setup), [*range(len(setup.parts))]
+    tuning.config, tuning.method = config, plan.method or Method()
+    initial = tuning.method.client_init(setup.initial())
     states = {
         i: {name: model.states.get(i, initial)[name] for name in initial} for i in ids if initial
     }
-    return tuning, tuning.cohorts(model.rounds, [*ids], model.w, model.buffers, {}, states)
+    units = []
+    for e in sorted({*plan.epochs}):
+        tuning.schedule = EpochSchedule(config, e, plan.steps)  # type: ignore[assignment]  # nobody is sampled
+        cohorts = tuning.cohorts(model.rounds, ids, model.w, model.buffers, {}, states)
+        units += [(e, cohort) for cohort in cohorts]
+    return tuning, units
 
 
 def _count(
-    shared: tuple[Setup, Predictor], cohort: Cohort, epochs: Sequence[int]
+    shared: tuple[Setup, Predictor], unit: tuple[int, Cohort]
 ) -> list[tuple[int, int, int, int]]:
     """(e, client, right, n) of a cohort."""
     tuning, predictor = shared
-    uploads = tuning.train(cohort).uploads
+    e, cohort = unit
+    result = tuning.train(cohort)
     return [
-        (
-            e,
-            i,
-            *predictor(uploads[f"{e}"][j], {n: uploads[f"{e}/{n}"][j] for n in cohort.buffers}, i),
-        )
-        for e in epochs
+        (e, i, *predictor(result.rows[j], {n: b[j] for n, b in result.buffers.items()}, i))
         for j, i in enumerate(cohort.ids)
     ]
 
@@ -165,48 +143,12 @@ class EpochSchedule:
         self.train, self.epochs, self.steps = train, epochs, steps
         self.passes = Seeded(config.seed, 0, 0, 1, train.batch_size, train.drop_last)
 
-    def _pass_steps(self, n: int) -> int:
-        size = self.train.batch_size
-        return n // size if self.train.drop_last else math.ceil(n / size)
-
-    def count(self, epochs: int, n: int) -> int:
-        """Local steps of so many epochs."""
-        steps = self._pass_steps(n)
-        return epochs * (self.steps(n, self.train) if self.steps and steps else steps)
-
     def batches(self, t: int, client: int, n: int) -> Batches:
-        count = self.count(self.epochs, n)
-        passes = math.ceil(count / max(self._pass_steps(n), 1))
+        size = self.train.batch_size
+        steps = n // size if self.train.drop_last else math.ceil(n / size)
+        count = self.epochs * (self.steps(n, self.train) if self.steps and steps else steps)
+        passes = math.ceil(count / max(steps, 1))
         return replace(self.passes, epochs=passes).batches(t, client, n)[:count]
-
-
-class Snapshots(Part):
-    """Uploads each client's weights and batch-norm statistics after ``stops[e][client]`` local steps, for every e."""
-
-    def __init__(self, stops: dict[int, dict[int, int]]):
-        self.stops = stops
-
-    def begin(self, local: Local) -> None:
-        self.step = 0
-        tensors = {"": local.w, **{f"/{name}": rows for name, rows in local.buffers.items()}}
-        self.models = {f"{e}{name}": t.clone() for e in self.stops for name, t in tensors.items()}
-
-    def batch(self, step: Step) -> None:
-        self._copy(step.local, [self.step] * step.k)
-        self.step += 1
-
-    def finish(self, local: Local) -> dict[str, Tensor]:
-        self._copy(local, local.steps.tolist())
-        return self.models
-
-    def _copy(self, local: Local, steps: Sequence[int]) -> None:
-        """Keep the clients that have done as many steps as they stop at."""
-        for e, stops in self.stops.items():
-            for j, s in enumerate(steps):
-                if s and stops[local.ids[j]] == s:
-                    self.models[f"{e}"][j] = local.w[j]
-                    for name, rows in local.buffers.items():
-                        self.models[f"{e}/{name}"][j] = rows[j]
 
 
 class Predictor:
@@ -238,7 +180,7 @@ class Predictor:
 
     def outputs(self, w: Tensor, buffers: dict[str, Tensor], raw: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [n, C] and, where neighbours are asked for, features [n, d] (else none), in eval mode."""
-        logits, features = [], [torch.empty(0, device=w.device)]
+        logits, features = [], []
         with torch.no_grad():
             rows = {name: b.unsqueeze(0).clone() for name, b in buffers.items()}
             bound = self.network.bind(w.unsqueeze(0), rows)
@@ -246,11 +188,11 @@ class Predictor:
                 x = ready(self.dataset.normalise(chunk), w.device, w.dtype).unsqueeze(0)
                 if self.neighbours is None:
                     logits.append(bound(x)[0])
-                    continue
-                z = bound.features(x)
-                logits.append(bound.head(z)[0])
-                features.append(z[0].flatten(1).to(w.dtype))
-        return torch.cat(logits), torch.cat(features[1:] or features)
+                else:
+                    z = bound.features(x)
+                    logits.append(bound.head(z)[0])
+                    features.append(z[0].flatten(1).to(w.dtype))
+        return torch.cat(logits), torch.cat(features or [w[:0]])
 
 
 def mix(logits: Tensor, features: Tensor, store: Tensor, labels: Tensor, n: Neighbours) -> Tensor:

@@ -155,9 +155,9 @@ def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
     for run, keys in zip(runs, combinations(over), strict=True):
         frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
         last = frame.groupby("metric")["value"].last().astype(float).reindex(METRICS)
-        has_failed = failure(run) is not None
-        texts = {key: str(value) for key, value in keys.items() if key != "seed"}
-        rows.append({**texts, "diverged": has_failed, **({} if has_failed else last)})
+        failed = failure(run) is not None
+        rows.append({k: str(v) for k, v in keys.items() if k != "seed"} | {"diverged": failed})
+        rows[-1] |= {} if failed else dict(last)
     members, names = pd.DataFrame(rows), [key for key in over if key != "seed"]
     groups = members.groupby(names or (lambda i: 0), sort=False)
     scores = {"runs": groups.size()}

@@ -31,7 +31,7 @@ from fldiag.runs import base
 from fldiag.runs.run import ABOUT, Run, lock
 from fldiag.training.client import CohortResult
 from fldiag.training.evaluate import evaluate, score_rows
-from fldiag.training.personalise import GlobalModel, measure, personal_plan
+from fldiag.training.personalise import GlobalModel, measure
 from fldiag.training.record import step_rows
 from fldiag.training.server import Federation, merge
 from fldiag.training.setup import Cohort, Setup, provenance
@@ -101,7 +101,6 @@ def train(
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
     federation = Federation(setup)
-    personal_plan(setup)  # refuses now, rather than after the last round, what cannot be done then
     shared = WorkerSetup(setup, device, is_custom)
     with (
         lock(path),
@@ -115,7 +114,7 @@ def train(
                 "round": run.done,
                 "rounds": config.rounds,
                 "path": str(path),
-                "notes": [*setup.remarks, describe_clients(config, setup.model_bytes)],
+                "notes": setup.remarks,
             }
         )
         _loop(config, run, federation, pool, emit)
@@ -175,7 +174,8 @@ def _stored(path: Path, config: Config, resume: bool) -> Run:
     if run.origin:
         raise FldiagError(f"{path} was trained by another program", "use another --out", usage=True)
     before, now = (_flat(c.model_dump(mode="json")) for c in (run.config, config))
-    before["method's version"], now["method's version"] = run.method_version, config.method_version
+    before["method's version"] = run.about["provenance"].get("method_version", 1)
+    now["method's version"] = config.method_version
     before["rounds"] = max(before["rounds"], config.rounds)
     different = [
         f"{key}: {before.get(key)!r} there, {now.get(key)!r} now"
@@ -355,35 +355,22 @@ def rounds_to_store(config: Config, model_bytes: int) -> tuple[set[int], set[int
     return stored, set() if clients == "none" else stored
 
 
-def _client_bytes(config: Config, model_bytes: int) -> int:
-    """What the clients' weights take on disk in the whole run, with what they received."""
-    _, holding = rounds_to_store(config, model_bytes)
-    clients = config.clients
-    n = clients.total if config.checkpoint.clients == "all" else clients.per_round
-    return len(holding) * (n + 1) * model_bytes
-
-
 def disk_bytes(setup: Setup) -> int:
     """What the weights of a run take on disk, without its tables: models, the clients' states, one for the server."""
     config, size = setup.config, setup.model_bytes
-    states = config.clients.total * len(setup.method.client_init(setup.initial())) + 1
-    stored, _ = rounds_to_store(config, size)
-    return size * (len(stored) + states) + _client_bytes(config, size)
-
-
-def describe_clients(config: Config, model_bytes: int) -> str:
-    """For the start of a run: how many rounds hold clients' weights."""
-    stored, holding = rounds_to_store(config, model_bytes)
-    return (
-        f"{len(holding)} of {len(stored)} checkpoints hold clients' weights: "
-        f"{_client_bytes(config, model_bytes) / 1e6:,.0f} MB (checkpoint.clients = {config.checkpoint.clients})"
-    )
+    stored, holding = rounds_to_store(config, size)
+    total, sampled = config.clients.total, config.clients.per_round
+    clients = 1 + (
+        total if config.checkpoint.clients == "all" else sampled
+    )  # and what they received
+    states = 1 + total * len(setup.method.client_init(setup.initial()))
+    return size * (len(stored) + len(holding) * clients + states)
 
 
 def _personalise(federation: Federation, executor: str | Executor, emit: Listener) -> list[Row]:
     """Rows of what the method does after the last round, if anything."""
-    plan = personal_plan(federation.setup)
-    if plan is None:
+    plan = federation.setup.method.personal
+    if plan is None or federation.setup.dataset.regression:
         return []
     model = GlobalModel(federation.w, federation.buffers, federation.clients, federation.t)
     with Workspace(

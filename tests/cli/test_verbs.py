@@ -177,6 +177,7 @@ def test_a_renamed_run_has_an_answer_under_its_new_name(trained, tmp_path):
     assert set(pd.read_csv(picture.with_suffix(".csv"), usecols=["run"])["run"]) == {"after"}
 
 
+@pytest.mark.slow
 def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "commit", lambda: "1a2b")
     code = (

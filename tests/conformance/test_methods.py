@@ -135,17 +135,3 @@ def test_a_client_without_a_step_changes_nothing_of_itself(name):
     torch.testing.assert_close(
         made.w, before, rtol=0, atol=1e-12
     )  # Adam on rounding noise moves by about 1e-13
-
-
-@every_method
-def test_documented_with_source_equations_and_cost(name):
-    entry = registry.method.get(name)
-    assert entry.headline.endswith(".")
-    assert len(entry.meta["source"]) > 10
-    assert "Cost:" in entry.doc
-    assert "Server:" in entry.doc
-    for option in entry.options.model_fields:
-        assert option in entry.doc, f"{name}: {option} is not explained"
-    if entry.meta["equals"]:
-        assert entry.meta["equals"] in NAMES
-        assert set(entry.meta["neutral"]) <= set(entry.options.model_fields)

@@ -62,7 +62,7 @@ FAULTS = {
     "not int64": {"train_y": LABELS.int(), "test_y": LABELS[:4].int()},
     "not finite numbers": {"train_y": LABELS.float(), "test_y": LABELS[:4].float()},
     "training inputs are uint8": {"train_x": PIXELS[:, 0, 0], "test_x": PIXELS[:4, 0, 0]},
-    "input 0 holds a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
+    "training inputs hold a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
     "differ in shape or kind": {"test_x": PIXELS[:4, :1]},
     "means and deviations": {"mean": (0.5,), "std": (0.5,)},
     "above 0": {"mean": MEAN, "std": (0.2, 0.3, 0.0)},

@@ -84,7 +84,7 @@ CALLS = [
     ("list method", 2, "'methods'"),
     ("explain fedsoll", 2, "'fedsol'"),
     ("partition digits --format gif", 2, "png"),
-    ("spectrum data.npz", 2, "npz:data.npz"),
+    ("spectrum data.npz", 2, "which data"),
     ("spectrum plain.pt", 2, "--data"),
     ("spectrum plain.pt --data digits", 2, "--model"),
     ("spectrum plain.pt --data digits --model small_cnn", 2, "fc1.weight"),
@@ -208,7 +208,7 @@ MISUSE = [
     (lambda out: recorder(out).client(0, {"weight": torch.zeros(3, 4)}), "bias"),
     (lambda out: recorder(out).client(0, torch.zeros(3)), "15"),
     (lambda out: recorder(out, clients=[range(6), range(6, 13)]), "12"),
-    (lambda out: recorder(out, data=(X, Y[:5])), "5 and 12 rows"),
+    (lambda out: recorder(out, data=(X, Y[:5])), r"\[12, 4\].*\[5\]"),
     (lambda out: recorder(out, test=(X[:, :2], Y)), "test"),
 ]
 

@@ -73,7 +73,9 @@ def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
         list(pool.map(range(6)))
 
 
-@pytest.mark.parametrize("executor", ["serial", "processes:1"])
+@pytest.mark.parametrize(
+    "executor", ["serial", pytest.param("processes:1", marks=pytest.mark.slow)]
+)
 def test_a_unit_that_lacks_memory_is_named(executor):
     with (
         open_pool(executor, lack_memory, None) as pool,
@@ -102,6 +104,7 @@ def test_what_is_no_executor_is_refused(executor):
         check_executor(executor)
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_does_not_answer():
     with pytest.raises(FldiagError, match="no workers with fldiag"):
         open_pool("dask:tcp://127.0.0.1:9", draw, None)
@@ -115,7 +118,8 @@ def test_shards_are_all_of_a_plan_each_item_once():
             shard_of(range(10), text)
 
 
-@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_workers_do_not_import_from_the_working_directory(executor, tmp_path):
     for name in ("multiprocessing", "signal"):
         (tmp_path / f"{name}.py").write_text("open('HIT', 'a').write('x')\nraise ImportError\n")
@@ -164,6 +168,7 @@ def test_training_and_diagnostics_give_the_same_bits(config, executor, tmp_path)
     pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_died_goes_on_with_the_same_bits(config, tmp_path):
     config = config.replace(rounds=4)
     whole = fldiag.train(config, out=tmp_path / "whole")
@@ -184,6 +189,7 @@ def blocked(_, unit):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes:2", "dask"])
 def test_workers_leave_ctrl_c_to_the_main_process(executor):
     words = (

@@ -141,6 +141,7 @@ def test_traffic_of_methods():
         assert costs.traffic(config)["value"].tolist() == pytest.approx(numbers)
 
 
+@pytest.mark.slow
 def test_operations_of_steps():
     config = fldiag.Config.load("fedalign-cifar100-lda0.5", method__name="fedavg")
     count = costs.flops(config).set_index("metric")["value"]

@@ -193,9 +193,13 @@ def test_a_training_that_diverges_is_refused():
 # ---- the verbs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "count"),
-    [("plane --a 0.2 --a 5", 16), ("iris --rounds 1 --seeds 1 --seed 5 --lr 0.001", 7)],
+    [
+        ("plane --a 0.2 --a 5", 16),
+        ("iris --rounds 1 --seeds 1 --seed 5 --lr 0.001", 7),
+    ],
 )
 def test_a_toy_writes_its_table_and_picture(words, count, tmp_path):
     result = CliRunner().invoke(toy, [*words.split(), "--out", str(tmp_path), "--json"])

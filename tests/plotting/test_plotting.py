@@ -103,6 +103,7 @@ def test_the_style_leaves_no_trace_and_takes_none(tmp_path):
     assert plain.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_equal_figures_give_equal_bytes_in_every_process(tmp_path):
     code = "import sys; sys.path.insert(0, sys.argv[2]); from test_plotting import *; style.save(simple(), sys.argv[1], style.METADATA)"
     odd = {"PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1"}

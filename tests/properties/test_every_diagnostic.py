@@ -130,7 +130,9 @@ def test_the_same_bits_however_it_is_computed(name, trained, small, tmp_path):
     )
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError, pytest.param(KeyboardInterrupt, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", registry.diagnostic.names())
 def test_the_callers_things_are_untouched(name, error, trained, small):
     """Its module, data and random states, also where the very last evaluation fails."""

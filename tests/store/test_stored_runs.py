@@ -95,6 +95,7 @@ def killed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("i", range(len(KILLS)), ids=["-".join(map(str, k)) for k in KILLS])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(i, killed, whole):
     name = KILLS[i][0]

@@ -65,11 +65,17 @@ def test_half_of_the_epochs_is_rounded_as_the_released_code_rounds():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.5, "nesterov": True}]
+    "settings",
+    [
+        {"momentum": 0.0},
+        {"momentum": 0.9},
+        {"momentum": 0.5, "nesterov": True},
+        {"momentum": 0.9, "local_decay": 1.0},
+    ],
 )
 def test_effective_steps_are_the_displacement_under_a_constant_gradient(settings):
     """What SCAFFOLD, FedNova, FedDC and FedCM divide by."""
-    chosen = config(epochs=4, local_decay=0.1, weight_decay=0.0, **settings)
+    chosen = config(**{"epochs": 4, "local_decay": 0.1, "weight_decay": 0.0} | settings)
     network = setup(chosen, DATA).network
     for steps in (4, 8, 12):
         w = torch.zeros(1, 1, dtype=torch.float64)

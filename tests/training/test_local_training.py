@@ -205,7 +205,9 @@ def test_the_other_partitions(tmp_path):
 # -- executors
 
 
-@pytest.mark.parametrize("executor", ["processes:2", "threads"])
+@pytest.mark.parametrize(
+    "executor", [pytest.param("processes:2", marks=pytest.mark.slow), "threads"]
+)
 def test_every_executor_gives_the_same_bits(executor, runs, tmp_path):
     options = {"rounds": 2, "clients__per_round": 3, "method__name": "scaffold"}
     if executor == "threads":

@@ -34,7 +34,7 @@ def recorded(made, **metrics):
 # -- training is left alone
 
 
-@pytest.mark.parametrize("stack", ["off", "on"])
+@pytest.mark.parametrize("stack", [pytest.param("off", marks=pytest.mark.slow), "on"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=map(helpers.label, CASES))
 def test_recording_changes_no_bit(name, options, stack):
     plain = helpers.config(name, options, stack=stack, precision="fp32", momentum=0.9)
@@ -245,21 +245,3 @@ def test_a_stack_records_what_its_clients_would(name, options, proximal):
     pd.testing.assert_frame_equal(
         found[0][["value", "scaled"]], found[1][["value", "scaled"]], rtol=1e-7, atol=1e-10
     )
-
-
-# -- runs
-
-
-def small(name="fedsol", rounds_=4, **more):
-    return recorded(
-        helpers.config(
-            name, rounds=rounds_, total=4, per_round=2, checkpoint={"clients": "sampled", **more}
-        ),
-        **KL,
-    )
-
-
-# -- refusals, and what drift makes of it
-
-
-DRIFT = {"gradients": False, "representation": False, "rho": ()}

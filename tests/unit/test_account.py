@@ -130,7 +130,7 @@ def test_the_server_s_own_contribution_is_named(quadratic):
     assert one(frame, "linear", estimator="client", client=None).value == pytest.approx(
         float(g @ (item.aggregated - mean)), rel=1e-5
     )
-    made.shares = "uniform"
+    made.training = {"aggregate": "uniform"}
     mean = item.clients.mean(0)
     assert one(
         account(made, k=0), "linear", estimator="client", client=None
@@ -140,7 +140,7 @@ def test_the_server_s_own_contribution_is_named(quadratic):
 @pytest.mark.parametrize("slice", ["train", "test"])
 def test_the_loss_without_each_client(smooth, slice):
     net, data, parts, made = smooth
-    made.shares, item = "uniform", made.last()
+    made.training, item = {"aggregate": "uniform"}, made.last()
     everything = np.concatenate(parts)
     x, y = (
         (data.train_x[everything], data.train_y[everything])
@@ -189,7 +189,7 @@ def test_a_client_that_is_no_number_is_left_out_and_a_broken_start_refused(smoot
 
 
 def test_the_picture_shows_the_table_s_numbers(smooth):
-    smooth[-1].shares = "uniform"
+    smooth[-1].training = {"aggregate": "uniform"}
     frame = account(smooth[-1], k=2)
     fig = draw(frame)
     panels, exact = fig.axes, frame[frame.estimator == "exact"]

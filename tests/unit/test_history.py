@@ -1,5 +1,7 @@
 """Reading the rounds of a run: buffers, notes, batches that must not mix, aggregation weights."""
 
+import shutil
+
 import helpers
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ from torch import nn
 import fldiag
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.errors import FldiagError
+from fldiag.models.network import Network
 from fldiag.params import flatten
 from fldiag.runs.history import History
 from fldiag.runs.pool import stacked, workers
-from fldiag.runs.round_weights import ranges
+from fldiag.runs.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -34,48 +37,17 @@ def opened(run, **options):
     return History.of(run, data=helpers.tiny_images(), dtype=torch.float64, **options)
 
 
-def loss(frame, r, moment):
-    return float(
-        one(
-            frame, "loss", round=r, moment=moment, scope="global", slice="test", n_clients=None
-        ).value
-    )
-
-
-def test_the_received_model_has_the_statistics_of_the_round_before(normalised):
-    """Under FedAvg what a round receives is what the round before made, weights and buffers."""
-    frame = forgetting(opened(normalised), min_count=1)
-    for r in (2, 3):
-        assert (
-            loss(frame, r, "received")
-            == loss(frame, r - 1, "aggregated")
-            != loss(frame, r, "aggregated")
-        )
-    alone = forgetting(
-        opened(normalised, rounds=[3]), min_count=1
-    )  # the round before is read for its buffers only
-    assert loss(alone, 3, "received") == loss(frame, 3, "received") and set(
-        alone["round"].dropna()
-    ) == {3}
-    first = forgetting(opened(normalised, rounds=[1]), min_count=1)
-    assert loss(first, 1, "received") == loss(frame, 1, "received")
-
-
-def test_received_statistics_that_are_lost_are_not_guessed(normalised):
-    file = normalised.path / "rounds" / "0002.safetensors"
-    content = file.read_bytes()
-    try:
-        file.unlink()
-        frame = forgetting(opened(normalised), min_count=1)
-    finally:
-        file.write_bytes(content)
+def test_received_statistics_that_are_lost_are_not_guessed(normalised, tmp_path):
+    """A round whose file is gone is an error; one that was never stored, or was pruned, is not guessed."""
+    run = Run.open(shutil.copytree(normalised.path, tmp_path / "run"))
+    (run.path / "rounds" / "0002.safetensors").unlink()
+    with pytest.raises(FldiagError, match=r"0002.* not there"):
+        forgetting(opened(run), min_count=1)
+    run = Run.open(shutil.copytree(normalised.path, tmp_path / "pruned"))
+    run.prune([1, 3])
+    frame = forgetting(opened(run), min_count=1)
     assert set(frame[frame["round"] == 3].moment.dropna()) == {"aggregated"}
     assert any("received are those of round 2" in str(note) for note in frame.note.dropna())
-
-
-def test_user_code_is_only_run_when_named_by_the_user(normalised):
-    with pytest.raises(FldiagError, match="does not import it because a file says so"):
-        History.of(normalised)
 
 
 def test_numbers_of_a_client_do_not_depend_on_the_other_clients():
@@ -96,17 +68,9 @@ def test_numbers_of_a_client_do_not_depend_on_the_other_clients():
             ]
         )
     assert found[0] == found[1]
-    batch = torch.func.functional_call(
-        net,
-        dict(
-            zip(
-                [n for n, _ in net.named_parameters()],
-                [1.3 * p for p in net.parameters()],
-                strict=True,
-            )
-        ),
-        (data.train_x[parts[0]],),
-    )
+    names = [n for n, _ in net.named_parameters()]
+    weights = dict(zip(names, [1.3 * p for p in net.parameters()], strict=True))
+    batch = torch.func.functional_call(net, weights, (data.train_x[parts[0]],))
     assert found[0][1] == pytest.approx(
         nn.functional.cross_entropy(batch, data.train_y[parts[0]]).item(), rel=1e-5
     )
@@ -122,9 +86,9 @@ def test_aggregation_weights_follow_the_config():
     assert made.weights([0, 1]) == pytest.approx([0.25, 0.75]) and made.weights(
         [0, 1, 2]
     ).sum() == pytest.approx(1)
-    made.shares = "uniform"
+    made.training = {"aggregate": "uniform"}
     assert made.weights([0, 1]) == pytest.approx([0.5, 0.5])
-    made.shares, made.batch_size = "batches", 20
+    made.training = {"aggregate": "batches", "batch_size": 20}
     assert made.weights([0, 1]) == pytest.approx([0.2, 0.8]) and made.weights([2]) == pytest.approx(
         [1]
     )
@@ -134,20 +98,10 @@ def test_stacking_is_a_rule_or_a_wish():
     small = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
     large = nn.Sequential(nn.Linear(4, 2000), nn.ReLU(), nn.Linear(2000, 1000), nn.Linear(1000, 4))
     data = separable()
-    made = history(small, data, [np.arange(4)], stored(identity(), [always(0)]))
-    assert (
-        made.stack
-        and not history(
-            small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="off"
-        ).stack
-    )
-    from fldiag.models.network import Network
-
+    assert stacked(Network(small), data, "auto") and not stacked(Network(small), data, "off")
     assert not stacked(Network(large), data, "auto") and stacked(Network(large), data, "on")
     with pytest.raises(FldiagError, match="cannot be stacked"):
         stacked(Network(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), data, "on")
-    with pytest.raises(FldiagError, match="not one of auto, on, off"):
-        history(small, data, [np.arange(4)], stored(identity(), [always(0)]), stack="maybe")
 
 
 @pytest.mark.parametrize("stack", ["on", "off"])
@@ -184,7 +138,3 @@ def test_models_in_threads_score_as_one_after_another(stack):
     )
     with workers(2) as run:
         assert set(run(lambda _: torch.get_num_threads(), range(9))) == {1}
-
-
-def test_ranges():
-    assert ranges([1, 2, 3, 7, 9, 10]) == "1..3, 7, 9..10" and ranges([4]) == "4"

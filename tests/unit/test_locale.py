@@ -135,7 +135,14 @@ def ascii_only(*words, cwd, **variables):
 
 
 @pytest.mark.parametrize(
-    "words", ["--version", "--help", "list", "explain fedsol", "spectrum --help"]
+    "words",
+    [
+        "--help",
+        *(
+            pytest.param(w, marks=pytest.mark.slow)
+            for w in ("--version", "list", "explain fedsol", "spectrum --help")
+        ),
+    ],
 )
 def test_verbs_on_a_terminal_that_knows_ascii_only(words, tmp_path):
     for variables in ({}, {"PYTHONIOENCODING": "ascii"}):

@@ -1,12 +1,8 @@
 """Methods that are other methods at some settings, beyond the neutral ones that each of them declares; weights of a mean."""
 
-import numpy as np
 import pytest
 import torch
-from helpers import classification, close, config, federation, final, needs, play
-
-from fldiag.local import Local
-from fldiag.training.optim import SGD
+from helpers import classification, config, final, needs
 
 UNEQUAL, EQUAL = classification((20, 13, 7)), classification((14, 14, 14))
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
@@ -51,39 +47,3 @@ def test_a_setting_is_another_method(a, options_a, b, options_b, data, train, ga
     assert float((one - other).abs().max()) <= gap
     if options_a:  # and it is not so by nature
         assert not torch.allclose(one, final(config(a, **world), data), rtol=1e-6)
-
-
-@pytest.mark.parametrize("rule", ["n", "uniform"])
-def test_the_mean_has_the_weights_the_config_names(rule):
-    made = federation(config(aggregate=rule), UNEQUAL)
-    [(seen, _)] = play(made)
-    p = np.array([20, 13, 7]) / 40 if rule == "n" else np.full(3, 1 / 3)
-    close(made.w, torch.from_numpy(p @ seen.rows.numpy()), terms=3)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_effective_steps_are_the_displacement_under_a_constant_gradient(momentum):
-    """T-NOVA-2 at momentum 0: the number of steps itself."""
-    made = federation(config(momentum=momentum, weight_decay=0.0), UNEQUAL).setup
-    for steps in (1, 2, 7):
-        w, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
-        optimizer = SGD(made.config.train, w)
-        for _ in range(steps):
-            optimizer.step(w, one.clone(), lr=1.0)
-        local = Local(
-            network=made.network,
-            train=made.config.train,
-            seed=0,
-            t=0,
-            lr=1.0,
-            ids=[0],
-            w_g=w[0],
-            w=w,
-            n=torch.ones(1),
-            steps=torch.tensor([steps]),
-            state={},
-            sent={},
-        )
-        assert abs(float(local.effective_steps()) + float(w)) <= 1e-12
-        if not momentum:
-            assert float(local.effective_steps()) == steps

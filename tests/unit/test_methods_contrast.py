@@ -1,15 +1,11 @@
 """MOON: the contrast of representations, against its definition."""
 
-import pytest
 import torch
 from helpers import classification, config, federation, play
 from torch import nn
 from torch.nn import functional as F
 
-from fldiag.errors import FldiagError
 from fldiag.parts import contrast
-
-DATA = classification((20, 13, 7))
 
 
 def far(a, b):
@@ -68,25 +64,3 @@ def test_frozen_models_have_their_own_batch_norm_statistics(monkeypatch):
         expected = torch.func.functional_call(module, state, (x,))
         assert far(F.linear(value, state["fc.weight"], state["fc.bias"]), expected) <= 1e-12
     assert made.clients[0].keys() == {"w_prev", *(f"prev.{n}" for n in received)}
-
-
-def test_a_model_that_hides_its_features_is_refused():
-    class Hidden(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 3)
-
-        def forward(self, x):
-            return self.b(self.a(x).relu())
-
-    class More(Hidden):
-        """Its output is not head(features(x)), which only a forward shows."""
-
-        def features(self, x):
-            return self.a(x)
-
-    for seed in range(10):  # with each of these weights, not by chance
-        torch.manual_seed(seed)
-        for module in (Hidden(), More()):
-            with pytest.raises(FldiagError, match="MOON contrasts the features before the head"):
-                federation(config("moon", {"mu": 1.0}), DATA, module=module)

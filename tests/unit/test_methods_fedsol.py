@@ -1,6 +1,5 @@
 """FedSOL: the perturbation, the gradient taken there, and what is left when it is switched off."""
 
-import pytest
 import torch
 from helpers import (
     classification,
@@ -9,12 +8,10 @@ from helpers import (
     final,
     images,
     play,
-    quadratics,
 )
-from test_methods_sharpness import FULL, UNEQUAL, far
+from test_methods_sharpness import UNEQUAL, far
 
 from fldiag import losses
-from fldiag.errors import FldiagError
 from fldiag.local import Local
 from fldiag.models.network import Network
 from fldiag.params import Layout
@@ -30,20 +27,6 @@ def test_the_strength_of_a_scalar_parameter_is_one_under_every_rule():
         strength = losses.strengths(d, layout, rule)
         assert strength.shape == d.shape
         assert far(strength[:, layout.slices()["gain.t"]], torch.ones(2, 1)) <= 1e-12
-
-
-def test_kl_needs_class_labels():
-    q = quadratics()
-    with pytest.raises(
-        FldiagError, match=r"kl proximal loss needs class labels.*method\.loss = 'l2'"
-    ):
-        federation(q.config("fedsol", FULL), q.data)
-
-
-def test_a_part_needs_a_head():
-    q = quadratics()
-    with pytest.raises(FldiagError, match="the model has no head"):
-        federation(q.config("fedsol", {"part": "head", "loss": "l2"}), q.data)
 
 
 def test_the_head_mode_runs_the_body_once_a_step(monkeypatch):

@@ -10,12 +10,9 @@ from helpers import (
     federation,
     final,
     play,
-    quadratics,
-    setup,
 )
 from torch import nn
 
-from fldiag.errors import FldiagError
 from fldiag.runs.run import Run
 from fldiag.training import train
 from fldiag.training.setup import Seeded
@@ -92,42 +89,6 @@ def test_local_only_sends_nothing_and_goes_on_after_an_interruption(tmp_path):
     mine, other = cut.states, Run.open(tmp_path / "whole").states
     assert mine.keys() == other.keys()
     assert all(torch.equal(mine[i]["own"], other[i]["own"]) for i in other)
-
-
-# -- FedBABU
-
-
-def test_fedbabu_asks_for_a_head():
-    with pytest.raises(FldiagError, match="no head apart from its body"):
-        setup(config("fedbabu", model_options={"hidden": ()}), classification(UNEQUAL))
-
-
-# -- Per-FedAvg
-
-
-# -- kNN-Per
-
-
-def test_knnper_asks_for_features_and_classes():
-    class Opaque(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.b(torch.tanh(self.a(x)))
-
-    class Other(Opaque):
-        """Its output is not head(features(x)), which only a forward shows."""
-
-        def features(self, x):
-            return self.a(x)
-
-    for module in (Opaque(), Other()):
-        with pytest.raises(FldiagError, match="features"):
-            setup(config("knnper"), classification(UNEQUAL), module=module)
-    with pytest.raises(FldiagError, match="real targets"):
-        setup(quadratics().config("knnper"), quadratics().data)
 
 
 @pytest.mark.parametrize("name", ["fedavg_ft", "knnper"])

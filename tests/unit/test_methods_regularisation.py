@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import classification, config, final, quadratics
-from torch import nn
+from helpers import config
 from torch.nn import functional as F
 
-from fldiag import FldiagError, models
+from fldiag import models
 from fldiag.local import Local
 from fldiag.models.network import Network
 from fldiag.params import flatten
@@ -18,7 +17,6 @@ from fldiag.parts.contrast import ModelContrast
 from fldiag.parts.relaxation import RelaxedContrast
 from fldiag.seeding import numpy_rng
 from fldiag.step import Step
-from fldiag.training.setup import Setup
 
 UNEQUAL = (20, 13, 7)
 RESNET = {"model": "small_resnet", "model_options": {}}
@@ -163,40 +161,6 @@ def test_the_levels_of_a_residual_net_are_its_maps_before_relu():
     )
     torch.testing.assert_close(ours, before[None], rtol=1e-8, atol=1e-12)
     assert not torch.allclose(before, after, rtol=1e-2)
-
-
-class Bare(nn.Module):
-    """No features() to contrast, or (dropout) none that the head sees."""
-
-    def __init__(self, shown=False):
-        super().__init__()
-        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
-        if shown:
-            self.features = lambda x: torch.relu(self.body(x))
-
-    def forward(self, x):
-        return self.head(F.dropout(torch.relu(self.body(x)), 0.5, self.training))
-
-
-def test_fedrcl_refuses_what_it_cannot_contrast():
-    with pytest.raises(FldiagError, match="FedRCL contrasts classes"):
-        final(quadratics().config("fedrcl"), quadratics().data)
-    data, parts = classification(UNEQUAL)
-    with pytest.raises(FldiagError, match="features before the head"):
-        Setup(config("fedrcl"), dataset=data, parts=parts, module=Bare())
-    with pytest.raises(FldiagError, match="features before the head"):
-        Setup(config("fedrcl"), dataset=data, parts=parts, module=Bare(shown=True))
-
-
-# --- Stochastic depth
-
-
-def test_stochastic_depth_asks_for_a_model_that_has_blocks():
-    with pytest.raises(
-        FldiagError,
-        match="needs a model with the option 'keep_last', and 'mlp' has none",
-    ):
-        config("stochdepth")
 
 
 # --- MOON's projection head

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from helpers import classification, config, federation, images, quadratics
 from test_methods_regularisation import normal, step_of
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from fldiag import FldiagError, models
+from fldiag import models
 from fldiag.models.network import Network
 from fldiag.parts.alignment import LipschitzAlignment, spectral_norm
 from fldiag.parts.augmentation import SubNetworks
@@ -83,20 +82,6 @@ def test_widths_and_sides_follow_their_rule(widths):
             assert float(found.mean()) == pytest.approx(0.9, abs=0.01)
         shares = [sum(d[i][1] == side for d in draws) / 400 for side in SIDES]
         assert shares == pytest.approx([0.25] * 4, abs=0.08)
-
-
-def test_methods_of_sub_networks_refuse_what_they_cannot_do_and_say_what_to_choose():
-    for name in ("gradaug", "fedalign"):
-        with pytest.raises(FldiagError, match=r"model 'small_cnn' .*'small_resnet'.*'resnet56'"):
-            federation(config(name, model="small_cnn", model_options={}), images())
-    with pytest.raises(
-        FldiagError, match=r"GradAug resizes images, the data has inputs of shape \(6,\)"
-    ):
-        federation(config("gradaug"), classification())
-    with pytest.raises(FldiagError, match="GradAug"):
-        federation(quadratics().config("gradaug"), quadratics().data)
-    with pytest.raises(FldiagError, match="'mlp' does not show its stages"):
-        federation(config("fedalign"), classification())
 
 
 # --- FedAlign

@@ -8,7 +8,6 @@ from helpers import classification, config, federation, play, setup
 from torch.nn import functional as F
 
 from fldiag import data, models
-from fldiag.errors import FldiagError
 from fldiag.runs.run import Run
 from fldiag.training import train
 
@@ -131,19 +130,6 @@ def test_training_learns(tmp_path):
     run = train.train(chosen, out=tmp_path)
     accuracy = run.metrics.query("metric == 'accuracy'")["value"]
     assert accuracy.iloc[-1] >= 0.9
-
-
-def test_more_clients_than_examples():
-    with pytest.raises(FldiagError, match="500 clients cannot share 120 examples"):
-        train.Setup(config(total=500))
-
-
-def test_where_a_run_goes_unless_told_otherwise(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    chosen = config("fedprox", rounds=1, seed=3)
-    run = train.train(chosen)
-    assert run.path.as_posix() == f"checkpoints/run-fedprox-s3-{chosen.hash[:8]}"
-    assert Run.open(run.path).config == chosen
 
 
 def test_the_same_config_gives_the_same_files(tmp_path):

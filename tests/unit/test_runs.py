@@ -14,7 +14,7 @@ from fldiag import FldiagError
 from fldiag.integrations.recorder import mean
 from fldiag.results import files
 from fldiag.runs import checkpoint
-from fldiag.runs.checkpoint import checkpoint_bytes, read_checkpoint
+from fldiag.runs.checkpoint import pack, read_checkpoint
 from fldiag.runs.run import Run, folder_size, lock, remove
 from fldiag.training import train
 
@@ -41,12 +41,6 @@ def test_two_writers(tmp_path):
         assert done.returncode and "another process" in done.stderr
     with lock(tmp_path):
         pass
-
-
-def test_a_folder_in_which_nothing_was_written_goes(tmp_path):
-    with pytest.raises(ZeroDivisionError), lock(tmp_path / "run"):
-        raise ZeroDivisionError
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("full_at", range(2, 12))
@@ -165,15 +159,15 @@ def test_a_checkpoint_comes_back(tmp_path):
     shape = {"data": {}, "model": {}, "partition": {}, "clients": {}, "method": {"name": "m"}}
     about = {"round": 3, "seed": 0, "config": shape, "shape": [4], "classes": 3, "clients": [1, 5]}
     rows, buffers = torch.randn(2, 7), {"a/b": torch.arange(2), "c": torch.ones(2, 3).half()}
-    content = checkpoint_bytes(about, STATE, received=rows[0], clients=rows, buffers=buffers)
+    content = pack(
+        {"manifest": about}, model=STATE, received=rows[0], clients=rows, buffers=buffers
+    )
     (tmp_path / "0003.safetensors").write_bytes(content)
     c = read_checkpoint(tmp_path / "0003.safetensors")
     assert c.manifest == about and c.client_ids == [1, 5] and c.label == "m round 3"
     assert list(c.state) == list(STATE) and list(c.buffers) == list(buffers)
     for a, b in [(c.clients, rows), *zip(c.state.values(), STATE.values(), strict=True)]:
         assert torch.equal(a, b) and a.dtype == b.dtype
-    with pytest.raises(FldiagError, match="leave it out"):
-        read_checkpoint(c.path, key="model")
 
 
 @pytest.mark.parametrize(
@@ -186,12 +180,12 @@ def test_a_checkpoint_comes_back(tmp_path):
         ({"ema": OTHER, "model": STATE}, None, STATE),
         ({"ema": OTHER, "model": STATE}, "ema", OTHER),
         ({"model": STATE, "lr": np.float64(0.1)}, None, STATE),
-        ({"one": STATE, "two": OTHER}, None, "several sets of weights: one, two"),
-        ({"model": STATE}, "ema", "no set of weights 'ema'"),
-        ({"epoch": 3}, None, "no state_dict"),
-        ({"w": torch.ones(2).to_sparse()}, None, "does not support"),
-        ({"w": torch.ones(2, dtype=torch.complex64)}, None, "does not support"),
-        ({"w": torch.ones(2, device="meta")}, None, "without values"),
+        ({"one": STATE, "two": OTHER}, None, "several sets of weights"),
+        ({"model": STATE}, "ema", "no set of weights ema"),
+        ({"epoch": 3}, None, "no set of weights"),
+        ({"w": torch.ones(2).to_sparse()}, None, "holds a tensor"),
+        ({"w": torch.ones(2, dtype=torch.complex64)}, None, "holds a tensor"),
+        ({"w": torch.ones(2, device="meta")}, None, "on meta"),
     ],
 )
 def test_containers_of_other_programs(tmp_path, content, key, expected):

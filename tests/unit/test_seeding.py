@@ -62,24 +62,3 @@ def test_a_schedule_depends_on_seed_round_and_client_only():
         )
     assert len({tuple(one.sampled(t)) for t in range(10)}) > 5
     assert one.sampled(0) != Seeded(4, 20, 5, 2, 4).sampled(0)
-
-
-def test_an_epoch_is_a_permutation_with_a_short_last_batch():
-    batches = Seeded(0, 2, 1, 3, 4).batches(0, 0, 11)
-    assert [len(b) for b in batches] == [4, 4, 3] * 3
-    epochs = [np.concatenate(batches[i : i + 3]) for i in (0, 3, 6)]
-    assert all(np.array_equal(np.sort(e), np.arange(11)) for e in epochs)
-    assert not np.array_equal(epochs[0], epochs[1])
-
-
-def test_clients_and_rounds_have_orders_of_their_own():
-    schedule = Seeded(0, 3, 3, 1, 12)
-    orders = {tuple(schedule.batches(t, client, 12)[0]) for t in range(3) for client in range(3)}
-    assert len(orders) == 9
-
-
-def test_every_client_is_sampled_equally_often():
-    counts = np.bincount(
-        np.concatenate([Seeded(0, 10, 3, 1, 1).sampled(t) for t in range(2000)]), minlength=10
-    )
-    assert abs(counts - 600).max() < 5 * np.sqrt(2000 * 0.3 * 0.7)
