@@ -128,16 +128,3 @@ def test_clients_and_models_that_are_no_numbers():
     assert one(frame, "trace_parts", moment="trained").value > 0
     with pytest.raises(FldiagError, match="no round has a flatness"):
         ask([nan], nan, [1])
-
-
-def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadratic):
-    q, item, made = quadratic
-    assert flatness(made).query("metric == 'stability'").empty  # no learning rate is known
-    made.training = {"lr": 0.4, "lr_decay": 0.5}
-    frame = flatness(made, tol=1e-9)
-    assert len(item.ids) == 2
-    for k in item.ids:
-        lambda_1 = float(torch.linalg.eigvalsh(q.A[k])[-1])
-        assert one(frame, "stability", client=k).value == pytest.approx(0.4 / 2 * lambda_1)
-    values = frame.query("metric == 'stability' and scope == 'client'")["value"]
-    assert one(frame, "stability", scope="global").value == pytest.approx(values.mean())
