@@ -13,7 +13,7 @@ from fldiag.errors import FldiagError
 from fldiag.integrations.recorder import Recorder, mean
 from fldiag.models import state_dict
 from fldiag.runs import given
-from fldiag.runs.checkpoint import State, describe_choice, read_checkpoint
+from fldiag.runs.checkpoint import State, read_checkpoint
 from fldiag.runs.run import Run, verify
 
 #: What stands for what in a pattern. A number is taken whole.
@@ -88,8 +88,8 @@ def convert(
         def read(path: Path) -> State:
             verify(path)
             c = read_checkpoint(path, key)
-            if c.alternatives:
-                recorder.note(f"{path.name}: {describe_choice(c.key, c.alternatives)}")
+            if c.remark:
+                recorder.note(f"{path.name}: {c.remark}")
             return recorder.state(state_dict.fit(c.state, recorder.module)[0], str(path))
 
         if not globals_:
