@@ -26,7 +26,7 @@ from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import bars, select
+from fldiag.plotting.shapes import bars, select, wide_range
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
@@ -242,27 +242,23 @@ def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
         _draw_eigenvalues(ax, eigenvalues, looks)
         ax.legend()
         return ax.figure
-    metrics = ["eigenvalue", *["density"] * ("density" in set(frame["metric"]))]
+    density = only(frame, metric="density")
+    count = 1 + (len(density) > 0)
     with style.paper():
-        width = style.wide(style.ONE_COLUMN * len(metrics))
-        fig = style.figure(width, 2.3, layout="constrained")
-        for ax, metric in zip(
-            fig.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True
-        ):
-            if metric == "eigenvalue":
-                _draw_eigenvalues(ax, eigenvalues, looks)
-            else:
-                _draw_density(ax, only(frame, metric=metric), looks)
+        fig = style.figure(style.wide(style.ONE_COLUMN * count), 2.3, layout="constrained")
+        axes = fig.subplots(1, count, squeeze=False)[0]
+        _draw_eigenvalues(axes[0], eigenvalues, looks)
+        if len(density):
+            _draw_density(axes[1], density, looks)
+        for ax in axes:
             ax.grid(True, axis="y")
-        handles, labels = fig.axes[0].get_legend_handles_labels()
-        if labels:
-            place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
-            style.legend(fig, handles, labels, **place)
+        handles, labels = axes[0].get_legend_handles_labels()
+        place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
+        style.legend(fig, handles, labels, **place)
     return fig
 
 
 def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
-    is_hollow = False
     for place, (run, look) in enumerate(looks.items()):
         part = only(rows, run=run)
         x, y, bars = (part[c].to_numpy(float) for c in ("index", "value", "residual"))
@@ -271,17 +267,15 @@ def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]
         done = part["converged"].fillna(True).to_numpy(bool)
         ax.plot(x[done], y[done], **look.point, label=run)
         ax.plot(x[~done], y[~done], **look.point, markerfacecolor="white")
-        is_hollow = is_hollow or not done.all()
-    if is_hollow:
+    if rows["converged"].eq(False).any():
         grey = style.Look("#555555", "o", "-")
         ax.plot([], [], **grey.point, markerfacecolor="white", label="hollow: not converged")
     values = rows["value"].to_numpy(float)
-    if values.min() > 0 and values.max() > 30 * values.min():
-        ax.set_yscale("log")
-    elif values.min() > 0:
-        ax.set_ylim(bottom=0)
-    else:
+    wide_range(ax, values)
+    if values.min() <= 0:
         ax.axhline(0, color="#888888", linewidth=0.6)
+    elif ax.get_yscale() == "linear":
+        ax.set_ylim(bottom=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     matrix = "Gauss-Newton" if set(rows.get("matrix", [])) == {"ggn"} else "Hessian"
     ax.set(xlabel="index of the eigenvalue", ylabel=f"{matrix} eigenvalue")
