@@ -8,7 +8,7 @@ import torch
 from histories import history, identity, linear, moved, one, separable, stored
 from torch import nn
 
-from fldiag.diagnostics.flatness import draw, flatness
+from fldiag.diagnostics.flatness import draw, flatness, mean_of_parts
 from fldiag.errors import FldiagError
 
 SIZES = (12, 9, 14)
@@ -128,3 +128,14 @@ def test_clients_and_models_that_are_no_numbers():
     assert one(frame, "trace_parts", moment="trained").value > 0
     with pytest.raises(FldiagError, match="no round has a flatness"):
         ask([nan], nan, [1])
+
+
+def test_parts_count_by_their_examples_and_their_error_is_over_clients():
+    values, sizes = [1.0, 2.0, 6.0], {0: 10, 1: 10, 2: 10}
+    rows = [
+        {"metric": "sharpness", "client": k, "value": v, "estimator": "exact"}
+        for k, v in enumerate(values)
+    ]
+    mean = mean_of_parts(rows, sizes)
+    assert (mean["value"], mean["stderr"]) == pytest.approx((3.0, pd.Series(values).sem()))
+    assert mean_of_parts(rows, {**sizes, 2: 60})["value"] == pytest.approx(39 / 8)
