@@ -258,6 +258,11 @@ class History:
     def _read(self, run: Run, r: int) -> Stored:
         c = run.checkpoint(r)
         aggregated, buffers = self._state(c)
+        if c.clients is not None and c.clients.shape[1:] != (self.layout.size,):
+            raise FldiagError(
+                f"round {r}: client weights of shape {list(c.clients.shape)} do not fit the model",
+                "give the model of this very architecture",
+            )
         before = self._current
         received_buffers: Buffers | None = None
         if not buffers or (r == 1 and 0 not in run.rounds):
