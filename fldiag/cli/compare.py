@@ -26,7 +26,6 @@ from fldiag.cli.options import (
     Width,
 )
 from fldiag.device import device_of
-from fldiag.diagnosis.places import FALLBACK, folder, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting.sheet import use_sheet
 from fldiag.results import files
@@ -232,6 +231,7 @@ def report(
     Example: fldiag report checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug):
+        from fldiag.diagnosis.diagnose import folder_of, prepare
         from fldiag.report.collect import collect
         from fldiag.results.provenance import digest
 
@@ -239,7 +239,9 @@ def report(
         paths = [os.path.realpath(path) for path in runs]
         several = f"{len(paths)}-runs-{digest(paths)[:8]}"
         label = Path(paths[0]).name if len(paths) == 1 else several
-        page = prepare(out or folder(runs)) / f"report-{label}.html"  # first: it may be refused
+        page = (
+            prepare(out or folder_of(m.run for m in members)) / f"report-{label}.html"
+        )  # first: it may be refused
         if names := [name.strip() for name in compute.split(",") if name.strip()]:
             options = {"root": root, "download": download, "device": device_of(device)}
             compute_tables(console, members, names, options, allow_code or [])
@@ -256,7 +258,7 @@ def compute_tables(
 ) -> None:
     """Compute the tables of these diagnostics that a run lacks; what cannot be computed is told."""
     from fldiag import registry
-    from fldiag.diagnosis.answer import answer
+    from fldiag.diagnosis.diagnose import diagnose
 
     values = {key: value for key, value in options.items() if value}
     for run in runs:
@@ -264,7 +266,7 @@ def compute_tables(
             entry = registry.diagnostic.get(name)
             try:
                 if entry.name not in run.tables:
-                    answer(
+                    diagnose(
                         entry.name,
                         [run.run],
                         values,
@@ -394,6 +396,7 @@ def _better(outcome: Checked) -> str:
 def _write_table(
     table: pd.DataFrame, comparison: Sides, out: Path | None, about: Mapping[str, Any]
 ) -> list[Path]:
+    from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.provenance import digest, provenance
 
     kind = "check" if "condition" in table.columns else "diff"

@@ -203,8 +203,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 def is_main_block(rows: pd.DataFrame) -> pd.Series:
     """A mask of the eigenvalues of the block that the whole table is about: that of each run's first row."""
-    layers = rows["layer"].fillna("")
-    return layers == layers.groupby(rows["run"].fillna("")).transform("first")
+    layers = rows["layer"].astype("string").fillna("")
+    return layers == layers.groupby(rows["run"].astype("string").fillna("")).transform("first")
 
 
 def draw_layers(frame: pd.DataFrame) -> Figure | None:
