@@ -78,7 +78,7 @@ def climb(
         The rise, its place u [P], and whether the last step added less than ``tol``.
 
     >>> curvatures = torch.tensor([4.0, 1.0, -9.0])
-    >>> top = climb(lambda u: float(curvatures @ u**2) / 2, lambda u: curvatures * u, 0.5, torch.ones(3), steps=50, tol=1e-3)
+    >>> top = climb(lambda u: float(curvatures @ u**2) / 2, lambda u: curvatures * u, 0.5, torch.ones(3), steps=50, tol=1e-6)
     >>> round(top[0], 3), top[2]
     (0.5, True)
     """
