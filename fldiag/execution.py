@@ -44,8 +44,8 @@ Progress = Callable[[int, int, str], None]
 NAMES = re.compile(r"serial|processes(:[1-9]\d*)?|dask(:.+:.+)?")
 #: Units under way at a time, where the number of workers is not known.
 WINDOW = 256
-#: Progress is shown as so many steps of a diagnostic.
-STEPS = 10_000
+#: Progress within a part is shown as so many steps of it.
+STEPS = 1000
 GO_ON = "run the same command again (train: with --resume, resume=True); finished work is kept"
 
 
@@ -366,7 +366,6 @@ class Workspace:
     def __init__(self, executor: str | Executor = "serial", progress: Progress | None = None):
         self.executor, self.progress = executor, progress
         self.is_used = False  # whether anything was mapped
-        self._span, self._text = (0.0, 1.0), ""
         self._pool: Pool | None = None
 
     def map(
@@ -403,26 +402,25 @@ class Workspace:
     @contextlib.contextmanager
     def part(self, number: int, total: int, text: str) -> Iterator[None]:
         """Progress within the block is that of part ``number`` (from 0) of so many equal parts."""
-        before = self._span, self._text
-        first, last = self._span
-        width = (last - first) / max(total, 1)
-        self._span = (first + width * number, first + width * (number + 1))
-        self._text = f"{before[1]}{text}, " if text else before[1]
+        outer = self.progress
+
+        def inner(done: int, of: int, words: str) -> None:
+            if outer is not None:
+                place = STEPS * number + STEPS * done // of
+                outer(place, STEPS * total, ", ".join(filter(None, (text, words))))
+
+        self.progress = inner
         if text:
-            self._show(0.0, f"{before[1]}{text}")
+            inner(0, 1, "")
         try:
             yield
         finally:
-            self._span, self._text = before
+            self.progress = outer
 
     def show(self, done: int, total: int, text: str) -> None:
         """Progress within the part at hand."""
-        self._show(min(done / max(total, 1), 1.0), f"{self._text}{text}")
-
-    def _show(self, fraction: float, text: str) -> None:
         if self.progress is not None:
-            first, last = self._span
-            self.progress(round(STEPS * (first + (last - first) * fraction)), STEPS, text)
+            self.progress(min(done, total), max(total, 1), text)
 
     def _pool_of(self, shared: Any, count: int) -> Pool:
         """The workers of earlier items where these share the same; one item alone needs no other process."""

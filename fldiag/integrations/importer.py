@@ -13,8 +13,8 @@ from fldiag.errors import FldiagError
 from fldiag.integrations.recorder import Recorder, mean
 from fldiag.models import state_dict
 from fldiag.runs import given
-from fldiag.runs.checkpoint import State, describe_choice, read_checkpoint
-from fldiag.runs.run import ABOUT, Run, verify
+from fldiag.runs.checkpoint import State, read_checkpoint
+from fldiag.runs.run import Run, verify
 
 #: What stands for what in a pattern. A number is taken whole.
 PLACES = {"{round}": r"(?P<round>\d++)", "{client}": r"(?P<client>\d++)"}
@@ -68,19 +68,15 @@ def convert(
             the run is made without the partition.
     """
     folder = Path(folder)
-    if not folder.is_dir() or (folder / ABOUT).is_file():
-        raise FldiagError(f"{folder} is not a folder of weights", usage=True)
-    if pattern is None and global_pattern is None:
-        raise FldiagError(
-            f"{folder} is a folder, and which of its files are whose is not known",
-            "say it: --pattern 'round_{round}/client_{client}.pt', --global-pattern 'round_{round}.pt'",
-            usage=True,
-        )
     files = find(folder, pattern) if pattern else {}
     globals_ = find(folder, global_pattern) if global_pattern else {}
     rounds = sorted({r for r, _ in files} or {r for r, _ in globals_ if r > 0})
     if not rounds:
-        raise FldiagError(f"{folder} holds the model before training alone", usage=True)
+        raise FldiagError(
+            f"{folder} is a folder, and which of its files are whose after which round is not known",
+            "say it: --pattern 'round_{round}/client_{client}.pt', --global-pattern 'round_{round}.pt'",
+            usage=True,
+        )
     ids = {client for _, client in files if client is not None}
     lacking: set[int] = set()
     if partition is not None:
@@ -92,8 +88,8 @@ def convert(
         def read(path: Path) -> State:
             verify(path)
             c = read_checkpoint(path, key)
-            if c.alternatives:
-                recorder.note(f"{path.name}: {describe_choice(c.key, c.alternatives)}")
+            if c.remark:
+                recorder.note(f"{path.name}: {c.remark}")
             return recorder.state(state_dict.fit(c.state, recorder.module)[0], str(path))
 
         if not globals_:
@@ -115,14 +111,8 @@ def convert(
                     received = read(globals_[r - 1, None])
             recorder.round(aggregated=state, clients=states, received=received)
             if on_event is not None:
-                on_event(
-                    {
-                        "event": "round",
-                        "round": number,
-                        "rounds": len(rounds),
-                        "clients": len(states),
-                    }
-                )
+                about = {"event": "round", "round": number, "rounds": len(rounds)}
+                on_event({**about, "clients": len(states)})
     if lacking:
         raise FldiagError(
             f"{out} is made without the partition, which lacks client {min(lacking)} and has {min(parts)} to {max(parts)}",

@@ -79,7 +79,7 @@ class Checkpoint:
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
         allow_code: User code that may be imported although only the manifest names it.
         key: Which of the file's sets of weights ``state`` is, where it holds several or one was named.
-        alternatives: The sets of weights that were passed over.
+        remark: What was passed over of the file, in words.
         starts: What each of these clients received, [K, P], where they received different weights.
         start_buffers: The buffers that go with ``starts``, by name, each [K, ...].
 
@@ -97,7 +97,7 @@ class Checkpoint:
     data: Any = None
     allow_code: frozenset[str] = frozenset()
     key: str = ""
-    alternatives: tuple[str, ...] = ()
+    remark: str = ""
     starts: Tensor | None = None
     start_buffers: State = field(default_factory=dict)
 
@@ -194,8 +194,7 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     content = read_tensors(path)
     manifest = content.get("manifest") if isinstance(content, Mapping) else None
     if key is not None or manifest is None or isinstance(manifest, Tensor):
-        state, name, alternatives = _weights(path, content, key)
-        return Checkpoint(path, state, key=name, alternatives=alternatives)
+        return _weights(path, content, key)
     try:
         manifest = json.loads(manifest) if isinstance(manifest, str) else manifest
         tensors = {name: content[name] for name in GROUPS if name in content}
@@ -252,11 +251,6 @@ def read_tensors(path: Path) -> Any:
             "save the weights alone, torch.save(model.state_dict(), path), or copy the file again",
         ) from None
     return content
-
-
-def describe_choice(key: str, alternatives: Iterable[str]) -> str:
-    """What is said of a choice between sets of weights."""
-    return f"of several sets of weights, {key} is read, not {', '.join(alternatives)} (choose with --key NAME or key=NAME)"
 
 
 def _parts(path: Path) -> list[Path]:
@@ -348,8 +342,8 @@ def _check_tensors(path: Path, content: Any) -> None:
         )
 
 
-def _weights(path: Path, content: Any, key: str | None) -> tuple[State, str, tuple[str, ...]]:
-    """The set of weights that ``key`` names, or the plain one; its name, and the names of the others."""
+def _weights(path: Path, content: Any, key: str | None) -> Checkpoint:
+    """The set of weights that ``key`` names, or the plain one."""
     sets = dict(_sets(content, ""))
     usual = [n for n in sets if all(part in CONTAINERS for part in n.split("."))] or list(sets)
     names = usual if key is None else [n for n in sets if n == key]
@@ -364,7 +358,9 @@ def _weights(path: Path, content: Any, key: str | None) -> tuple[State, str, tup
     (name,) = names
     # what holds far fewer tensors is no other model
     others = sorted(n for n in sets if n != name and 2 * len(sets[n]) > len(sets[name]))
-    return sets[name], name if others or key is not None else "", tuple(others)
+    remark = f"of several sets of weights, {name} is read, not {', '.join(others)} (choose with --key NAME or key=NAME)"
+    label = name if others or key is not None else ""
+    return Checkpoint(path, sets[name], key=label, remark=remark if others else "")
 
 
 def _sets(content: Any, name: str) -> Iterator[tuple[str, State]]:

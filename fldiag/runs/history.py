@@ -543,14 +543,14 @@ class History:
 
     @property
     def files(self) -> dict[str, str]:
-        """Name -> sha256 of what a run's rounds are read from. Raises FldiagError for a file that was changed."""
+        """Number or name -> sha256 of what a run's rounds are read from. Raises FldiagError for a file that was changed."""
         if self.run is None:
             return {}
-        names = [self.run.round_file(r) for r in self.rounds]
-        names += [name for name in self.run.files if name.startswith("steps/")]
-        for name in names:
+        names = {str(r): self.run.round_file(r) for r in self.rounds}
+        names |= {name: name for name in self.run.files if name.startswith("steps/")}
+        for name in names.values():
             self.run.verified(name)
-        return {name: self.run.files[name] for name in names}
+        return {key: self.run.files[name] for key, name in names.items()}
 
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change; the name does not count."""

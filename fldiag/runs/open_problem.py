@@ -23,7 +23,7 @@ from fldiag.problem.loss import is_probabilities
 from fldiag.problem.problem import Problem
 from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.runs import base
-from fldiag.runs.checkpoint import Checkpoint, describe_choice
+from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.given import dataset_of
 from fldiag.runs.run import Run, file_beside
 from fldiag.sections import FILES, DataSection, Normalise, PartitionSection
@@ -104,8 +104,8 @@ def open_problem(
     remarks = list(problem.remarks)
     if loss is None and dataset is None:
         remarks.append(f"the loss is {losses.name_of(criterion)}")
-    if stored.alternatives:
-        remarks.append(describe_choice(stored.key, stored.alternatives))
+    if stored.remark:
+        remarks.append(stored.remark)
     problem.remarks = [f"{stored.path.name}: {text}" for text in remarks]
     problem.remarks += [] if dataset is None else data.remarks(dataset)
     return problem

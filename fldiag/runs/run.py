@@ -86,7 +86,7 @@ class Run:
         self.allow_code: frozenset[str] = frozenset()
         self.records: list[dict[str, Any]] = []
         self.files: dict[str, str] = dict(about["files"])  # name -> sha256
-        self.state_of: dict[int, str] = {}  # client -> the file with its newest state
+        self.state_of: dict[int, tuple[str, int]] = {}  # client -> file and row of its newest state
         self._state: str | None = None  # the file with the server's newest state
         self._size = 0  # bytes of the lines
         self._new: dict[str, str] = {}  # files written since the last line
@@ -423,10 +423,12 @@ class Run:
         self.about = {**self.about, **record.get("about", {})}
         gone = record.get("removed", [])
         if "state" in record:
-            superseded = {self._state, *(self.state_of.get(i) for i in record["clients"])}
-            self._state = record["state"]
-            self.state_of |= dict.fromkeys(record["clients"], record["state"])
-            gone = [*gone, *(superseded - {None, self._state} - set(self.state_of.values()))]
+            ids, name = record["clients"], record["state"]
+            superseded = {self._state, *(self.state_of[i][0] for i in ids if i in self.state_of)}
+            self._state = name
+            self.state_of |= {i: (name, j) for j, i in enumerate(ids)}
+            needed = {None, name, *(file for file, _ in self.state_of.values())}
+            gone = [*gone, *(superseded - needed)]
         for name in gone:
             self.files.pop(name, None)
         return gone
@@ -465,18 +467,13 @@ class ClientStates(Mapping[int, State]):
     def __init__(self, run: Run):
         self.run = run
         self.new: dict[int, State] = {}  # not stored yet
-        self._rows: dict[str, dict[int, int]] = {}  # file -> client -> row
-        for record in run.records:
-            if record.get("clients"):
-                self._rows[record["state"]] = {i: j for j, i in enumerate(record["clients"])}
-        for name in set(run.state_of.values()):
+        for name in {file for file, _ in run.state_of.values()}:
             run.verified(name)
 
     def __getitem__(self, client: int) -> State:
         if client in self.new:
             return self.new[client]
-        name = self.run.state_of[client]
-        j = self._rows[name][client]
+        name, j = self.run.state_of[client]
         with safe_open(self.run.path / name, framework="pt") as file:
             names = [key for key in file.keys() if key.startswith("clients/")]  # noqa: SIM118
             # clones: a slice holds on to the whole file
@@ -491,11 +488,6 @@ class ClientStates(Mapping[int, State]):
     def update(self, states: Mapping[int, State]) -> None:
         """The new states of some clients; in memory until they are stored."""
         self.new.update(states)
-
-    def stored(self, name: str) -> None:
-        """What is in memory was written to this file."""
-        self._rows[name] = {i: j for j, i in enumerate(sorted(self.new))}
-        self.new = {}
 
 
 @contextlib.contextmanager

@@ -314,8 +314,7 @@ def _store(
     if federation.state or run.states.new:
         facts |= run.put_state(t, federation.state, run.states.new)
     run.append(t, rows, **facts)
-    if "state" in facts:
-        run.states.stored(facts["state"])
+    run.states.new.clear()
 
 
 def round_rows(

@@ -32,13 +32,9 @@ SIZES = (20, 13, 7)
 
 
 def world():
-    data, parts = helpers.classification(SIZES)
     torch.manual_seed(0)
-    return (
-        data,
-        parts,
-        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)),
-    )
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    return *helpers.classification(SIZES), net
 
 
 def app(data, parts, module, names=True, broken=(), mods=()):
@@ -60,25 +56,12 @@ def app(data, parts, module, names=True, broken=(), mods=()):
             loss = nn.functional.cross_entropy(net(x), y)
             loss.backward()
             optimiser.step()
-        metrics = {
-            "num-examples": len(y),
-            "loss": float(loss),
-            **({"partition-id": k} if names else {}),
-        }
+        metrics = {"num-examples": len(y), "loss": float(loss.detach())}
+        metrics |= {"partition-id": k} if names else {}
         return Message(
             RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(metrics)}),
             reply_to=message,
         )
-
-    @made.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        k = context.node_config["partition-id"]
-        metrics = {
-            "num-examples": len(parts[k]),
-            "eval_acc": 0.25 * k,
-            **({"partition-id": k} if names else {}),
-        }
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
     return made
 
@@ -118,14 +101,15 @@ class InProcess(Grid):
     )
 
 
-def start(tmp_path, strategy, rounds=2, *, broken=(), names=True, mods=(), **options):
+def start(tmp_path, strategy, rounds=2, *, broken=(), names=True, mods=(), model=None, **options):
     data, parts, net = world()
     grid = InProcess(app(data, parts, net, names, broken, mods))
     initial = ArrayRecord(OrderedDict((k, v.clone()) for k, v in net.state_dict().items()))
     recorded = flower.record(
-        strategy, tmp_path / "run", net, **{"data": data, "clients": parts, **options}
+        strategy, tmp_path / "run", model or net, **{"data": data, "clients": parts, **options}
     )
     assert recorded is strategy
+    strategy.fraction_evaluate = 0.0
     result = recorded.start(grid=grid, initial_arrays=initial, num_rounds=rounds)
     return Run.open(tmp_path / "run"), grid, result, (data, parts, net)
 
@@ -149,8 +133,7 @@ def test_a_run_holds_what_went_over_the_wire(tmp_path):
             assert torch.equal(c.buffers["1.running_mean"][k], state["1.running_mean"])
             loss = next(iter(reply.content.metric_records.values()))["loss"]
             assert value(run.metrics, "loss", round=t, client=k) == loss
-        # rounds: three train, three evaluate messages
-        sent = grid.sent[0 if t == 1 else 6].content["arrays"]
+        sent = grid.sent[3 * (t - 1)].content["arrays"]
         assert torch.equal(c.received, vector(net, sent))
     final = result.arrays.to_torch_state_dict()
     assert all(torch.equal(run.checkpoint(2).state[n], final[n]) for n, _ in net.named_parameters())
@@ -168,7 +151,7 @@ class Halved(FedAvg):
 def test_received_is_what_was_sent_and_not_what_the_server_holds(tmp_path):
     run, grid, _, (_, _, net) = start(tmp_path, Halved())
     for t in (1, 2):
-        sent = grid.sent[0 if t == 1 else 6].content["arrays"]
+        sent = grid.sent[3 * (t - 1)].content["arrays"]
         assert torch.equal(run.checkpoint(t).received, vector(net, sent))
 
 
@@ -192,13 +175,5 @@ def test_clients_that_do_not_say_who_they_are(tmp_path):
 def test_what_is_no_strategy_and_another_architecture_are_one_error(tmp_path):
     with pytest.raises(FldiagError, match="configure_train"):
         flower.record(object(), tmp_path / "run", nn.Linear(6, 3))
-    data, parts, net = world()
-    strategy = flower.record(
-        FedAvg(), tmp_path / "other", nn.Linear(4, 3), data=data, clients=parts
-    )
     with pytest.raises(FldiagError, match="model"):
-        strategy.start(
-            grid=InProcess(app(data, parts, net)),
-            initial_arrays=ArrayRecord(net.state_dict()),
-            num_rounds=1,
-        )
+        start(tmp_path, FedAvg(), model=nn.Linear(4, 3))
