@@ -100,11 +100,6 @@ def accounted(spread=1.0):
             for i in range(6)
             for m in ("linear", "quadratic")
         ]
-        rows += [
-            {**who, "estimator": "layer", "metric": m, "layer": name, "value": draw.normal()}
-            for name in ("conv1", "conv2", "fc", "classifier")
-            for m in ("linear", "quadratic")
-        ]
     return account.draw(table(rows))
 
 
