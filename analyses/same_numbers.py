@@ -173,7 +173,6 @@ GONE = [
     "flatness gradient_score",
     "flatness *misalignment",
     "flatness *echo*",
-    "flatness stability",
     "fairness size_correlation",
     "forgetting class_fluctuation",
     "forgetting forgotten",

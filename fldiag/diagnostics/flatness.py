@@ -113,6 +113,11 @@ def flatness_rows(
         {"metric": "eigenvalue", "index": 1, "estimator": "lanczos", **eigenvalue},
         {"metric": "trace", "value": trace, "stderr": stderr, **exactness},
     ]
+    training = history.training
+    if moment == "trained" and "lr" in training and training.get("optimizer", "sgd") == "sgd":
+        half = float(training["lr"]) * float(training.get("lr_decay", 1.0)) ** (r - 1) / 2
+        scaled = {key: half * eigenvalue[key] for key in ("value", "residual", "bound")}
+        rows.append({**eigenvalue, **scaled, "metric": "stability", "estimator": "lanczos"})
     columns |= {"moment": moment, "scope": "global" if client is None else "client"}
     columns |= {"slice": name, "n_examples": problem.n}
     return [{**columns, **row} for row in rows]
@@ -272,6 +277,10 @@ def flatness(
       most 0. ``stderr``: over the clients as a sample, the whole as it is (none of a gap at one point, where other clients
       would move the whole with its parts); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add
       up to.
+    - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round). Above 1, gradient descent without
+      momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read). None where the run
+      does not say lr, or its optimizer is not SGD.
+
     Cost of a measured round: a spectrum, a trace and some gradients on all data for the whole, as much for the parts at w, and
     again the trained clients' share of it.
 
