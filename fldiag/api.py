@@ -17,14 +17,14 @@ from fldiag.compare import picture
 from fldiag.compare.check import Checked
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Pairing, Side, sides
-from fldiag.diagnosis.measure import measure_all
-from fldiag.diagnosis.question import parse_question
-from fldiag.diagnosis.subjects import Target, load, open_subjects
+from fldiag.diagnosis import diagnose as diagnosis
+from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
 from fldiag.registry import Progress
 from fldiag.results.progress import progress_bar, shell
-from fldiag.results.standing import doubts
+from fldiag.results.standing import standing
+from fldiag.results.summary import Note
 from fldiag.runs.checkpoint import trust_files
 
 if TYPE_CHECKING:
@@ -79,21 +79,22 @@ def diagnose(
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
     if trust_file:
         trust_files()
-    question = parse_question(name, options)
-    subjects = open_subjects(targets, question, allow_code)
-    results = measure_all(
-        question,
-        subjects,
+    answer = diagnosis.diagnose(
+        name,
+        targets,
+        options,
+        write=False,
+        cache=None if cache is None else Path(cache),
+        allow_code=allow_code,
         bar=lambda title: _bar(progress, title),
         tell=tell or (lambda text: None),
-        cache=None if cache is None else Path(cache),
     )
-    for text in dict.fromkeys(text for table in results.values() for text in doubts(table)):
+    for text in (item.text for item in standing(answer.table) if isinstance(item, Note)):
         if tell:
             tell(text)
         else:
             warnings.warn(text, stacklevel=2)
-    return results[question.entry]
+    return answer.table
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class Config(ConfigSection):
         Raises:
             FldiagError: an unknown preset, an unreadable file or anything invalid in it.
         """
-        return load(source, _dotted(overrides))
+        return load(source, {key.replace("__", "."): v for key, v in overrides.items()})
 
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced.
@@ -165,7 +165,8 @@ class Config(ConfigSection):
         Raises:
             FldiagError: an unknown key or a wrong value.
         """
-        config = build(self.model_dump(), _dotted(overrides))
+        overrides = {key.replace("__", "."): v for key, v in overrides.items()}
+        config = build(self.model_dump(), overrides)
         if self._consent is not None:
             config._consent = self._consent.union(user_code.names(overrides).values())
         return config
@@ -208,10 +209,6 @@ class Config(ConfigSection):
 def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in section.items() if key != "name"}
     return {"name": entry.name, **entry.validate(options)}
-
-
-def _dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("__", "."): value for key, value in keys.items()}
 
 
 def settings() -> dict[str, Any]:
@@ -298,28 +295,26 @@ def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str]
     """
     try:
         stored = json.loads((folder / "run.json").read_text("utf-8"))["config"]
-        total, partition = stored["clients"]["total"], stored.get("partition", {})
-        tree = {key: dict(stored.get(key, {})) for key in ("data", "model", "method")}
+        total = stored["clients"]["total"]
+        tree = {key: dict(stored.get(key, {})) for key in ("method", "data", "model", "partition")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FldiagError(f"{folder} is not a run ({type(error).__name__})", usage=True) from None
     _drop_method(tree)
     if tree["data"].get("name") in (None, "npz:data.npz") and (folder / "data.npz").is_file():
         tree["data"]["name"] = f"npz:{folder / 'data.npz'}"
-    for name, section in tree.items():
-        if not section.get("name") and f"{name}.name" not in overrides:
+    for name in ("data", "model"):
+        if not tree[name].get("name") and f"{name}.name" not in overrides:
             raise FldiagError(
                 f"{folder} was recorded without a name of its {name}",
                 f"name it: --set {name}.name=...",
                 usage=True,
             )
-    if partition.get("kind", "file") not in PARTITION_OPTIONS.keys() - {"file"}:
-        partition = {"kind": "file", "path": str(folder)}
+    if tree["partition"].get("kind", "file") not in PARTITION_OPTIONS.keys() - {"file"}:
+        tree["partition"] = {"kind": "file", "path": str(folder)}
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
-    tree |= {"partition": partition, "clients": clients}
-    config = build({**tree, "name": folder.name}, overrides)
-    return Config.from_stored(
-        config.model_dump(), [*allow_code, *user_code.names(overrides).values()]
-    )
+    config = build({**tree, "clients": clients, "name": folder.name}, overrides)
+    code = [*allow_code, *user_code.names(overrides).values()]
+    return Config.from_stored(config.model_dump(), code)
 
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -157,29 +157,11 @@ class Diagnostic(Entry):
     def is_option(self, parameter: inspect.Parameter) -> bool:
         return parameter.kind is parameter.KEYWORD_ONLY
 
-    @property
-    def drawing_options(self) -> list[str]:
-        """Options that say how to draw, and change no number: ``Field(json_schema_extra={"drawing": True})``. A drawing function
-        reads them in the table's ``attrs["options"]``."""
-        return list(self._marks("drawing"))
-
     def is_joint(self, options: Mapping[str, Any]) -> bool:
         """Whether all targets are one subject, a list of Problem: of a plane through three. Where that depends on an option, its
         Field names the values: ``json_schema_extra={"joint": ["plane"]}``."""
         joint = self._marks("joint").items()
         return self.on == "checkpoints" or any(options[name] in values for name, values in joint)
-
-    def variant(self, options: Mapping[str, Any]) -> str:
-        """What tells a table from the usual one, which a report shows beside it: the words chosen by options that change numbers
-        (not those of ``fldiag.choices`` that say where a run's model and data are)."""
-        silent = {*self._marks("drawing"), *self._marks("source")}
-        return ", ".join(
-            options[name]
-            for name, option in self.options.model_fields.items()
-            if isinstance(options.get(name), str)
-            and options[name] != option.default
-            and name not in silent
-        )
 
     def has_vectors(self, options: Mapping[str, Any]) -> bool:
         """Whether the table carries tensors in ``attrs["vectors"]``, which no cache keeps: an option asks for them whose Field

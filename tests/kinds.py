@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pandas as pd
+import torch
 
 from fldiag.compare import picture as difference
 from fldiag.diagnostics import (
@@ -18,12 +19,12 @@ from fldiag.diagnostics import (
     landscape,
     lora,
     matching,
+    partition,
     paths,
     sharpness,
     spectrum,
 )
 from fldiag.diagnostics import personalise as personal
-from fldiag.plotting import partition
 from fldiag.results.table import table
 
 RUNS = ("fedavg round 30", "fedsol rho=2.0 round 30")
@@ -99,11 +100,6 @@ def accounted(spread=1.0):
             for i in range(6)
             for m in ("linear", "quadratic")
         ]
-        rows += [
-            {**who, "estimator": "layer", "metric": m, "layer": name, "value": draw.normal()}
-            for name in ("conv1", "conv2", "fc", "classifier")
-            for m in ("linear", "quadratic")
-        ]
     return account.draw(table(rows))
 
 
@@ -156,14 +152,10 @@ def matched():
 
 
 def held(clients, classes=10):
-    draw = rng().dirichlet([0.1] * classes, clients) * 1700
-    return pd.DataFrame(
-        [
-            {"client": k, "class": c, "count": int(draw[k, c])}
-            for k in range(clients)
-            for c in range(classes)
-        ]
-    )
+    labels = torch.arange(1700 * classes) % classes
+    owners = np.minimum(rng().geometric(0.1, len(labels)) * (1 + labels.numpy() % 3), clients) - 1
+    parts = [np.flatnonzero(owners == k) for k in range(clients)]
+    return partition.measure(parts, labels, f"CIFAR-10, LDA, α = 0.1, {clients} clients")
 
 
 def forgotten():
@@ -428,10 +420,8 @@ KINDS = {
     "account": accounted,
     "account, far": lambda: accounted(1e3),
     "matching": matched,
-    "partition": lambda: partition.draw_counts(held(12)),
-    "partition, many": lambda: partition.draw_counts(
-        held(50), title="CIFAR-10, LDA, α = 0.1, 50 clients"
-    ),
+    "partition": lambda: partition.draw(held(12)),
+    "partition, many": lambda: partition.draw(held(50)),
     "forgetting": forgotten,
     "drift": drifted,
     "spectrum": lambda: spectrum.draw(eigenvalues()),

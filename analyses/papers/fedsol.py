@@ -12,7 +12,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 import fldiag
 from fldiag.plotting import style, words
-from fldiag.plotting.partition import draw_counts
 
 from . import shapes
 from .reported import Cell, cell, cells, parse, printed
@@ -58,9 +57,10 @@ def fig2(scale: Scale, seed: int) -> Rows:
 
 
 def bubbles(table: pd.DataFrame) -> Figure:
-    names = {"index": "class", "value": "count"}
-    title = f"{words.data(table['trained_on'].iloc[0])}, {table['client'].nunique()} clients"
-    return draw_counts(table.assign(run=table["label"]).rename(columns=names), title=title)
+    from fldiag.diagnostics import partition  # imports torch, without which studies are listed
+
+    data = words.data(table["trained_on"].iloc[0])
+    return partition.draw(table.assign(run=data + ", " + table["label"]))
 
 
 # ---- what local training does

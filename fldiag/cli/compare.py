@@ -26,23 +26,26 @@ from fldiag.cli.options import (
     Width,
 )
 from fldiag.device import device_of
-from fldiag.diagnosis.places import FALLBACK, folder, prepare
 from fldiag.errors import FldiagError
 from fldiag.plotting.sheet import use_sheet
 from fldiag.results import files
-from fldiag.results.machine import commit
-from fldiag.version import version
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fldiag.compare.check import Checked
     from fldiag.compare.reading import Reader
     from fldiag.compare.sides import Sides
     from fldiag.report.collect import RunTables
 
 #: Exit code of a check that failed.
 FAILED = 3
+#: What a verdict on ``accuracy < baseline`` means.
+MEANING = {
+    "fail": " (A is worse than B)",
+    "pass": " (A is better than B, or the same)",
+    "undecided": " (the difference is within the noise)",
+    "error": " (not every number could be computed)",
+}
 
 SidesArgument = Annotated[
     list[Path] | None,
@@ -113,12 +116,13 @@ def check(
         from fldiag.compare import check as checks
 
         console = Console(json)
-        runs = two_sides(sides or [], a or [], b or [], baseline or [])
-        comparison, reader = _open(
+        comparison, reader = open_sides(
             console,
-            runs,
+            sides,
+            a,
+            [*(b or ()), *(baseline or ())],
             pair,
-            allow_code or [],
+            allow_code,
             model=model,
             data=data,
             root=root,
@@ -131,15 +135,17 @@ def check(
             "question": outcome.question,
             "notes": outcome.notes,
         }
-        _show(console, comparison, outcome.table, about)
-        explanation = "" if fail_if or not comparison.b else _better(outcome)
+        show_rows(console, comparison, outcome.table, about)
+        explanation = "" if fail_if or not comparison.b else MEANING[outcome.verdict]
         console.say(f"verdict: {outcome.verdict}{explanation}")
-        paths = _write_table(outcome.table, comparison, out, about)
-        console.done(*paths)
-        problem = _uncomputed(outcome)
-        if problem is not None and outcome.verdict == "error":
-            raise problem
-        if problem is not None:
+        console.done(*write_rows(outcome.table, comparison, out, about))
+        rows = outcome.table[outcome.table["verdict"] == "error"]
+        if len(rows):
+            conditions = ", ".join(repr(text) for text in rows["condition"])
+            what = f"not tested: {conditions}: {'; '.join(dict.fromkeys(rows['note']))}"
+            problem = FldiagError(what, "; ".join(dict.fromkeys(rows["remedy"])), usage=True)
+            if outcome.verdict == "error":
+                raise problem
             console.note(str(problem))
         if outcome.verdict == "fail" or (strict and outcome.verdict == "undecided"):
             sys.exit(FAILED)
@@ -182,12 +188,13 @@ def diff(
         from fldiag.plotting import style
 
         console = Console(json)
-        runs = two_sides(sides or [], a or [], b or [], [])
-        comparison, reader = _open(
+        comparison, reader = open_sides(
             console,
-            runs,
+            sides,
+            a,
+            b,
             pair,
-            allow_code or [],
+            allow_code,
             model=model,
             data=data,
             root=root,
@@ -198,9 +205,9 @@ def diff(
             raise FldiagError("one side is given", "give two: fldiag diff A B", usage=True)
         table = checks.diff(comparison, number or None, reader, level)
         about = {key: table.attrs[key] for key in ("question", "notes")}
-        _show(console, comparison, table, about)
+        show_rows(console, comparison, table, about)
         about["labels"] = table.attrs["labels"]
-        paths = _write_table(table, comparison, out, about)
+        paths = write_rows(table, comparison, out, about)
         pictures = style.save(picture.draw(table), paths[0].with_suffix(""))
         console.done(*paths, *pictures)
 
@@ -232,6 +239,7 @@ def report(
     Example: fldiag report checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     with errors(debug):
+        from fldiag.diagnosis.diagnose import folder_of, prepare
         from fldiag.report.collect import collect
         from fldiag.results.provenance import digest
 
@@ -239,7 +247,9 @@ def report(
         paths = [os.path.realpath(path) for path in runs]
         several = f"{len(paths)}-runs-{digest(paths)[:8]}"
         label = Path(paths[0]).name if len(paths) == 1 else several
-        page = prepare(out or folder(runs)) / f"report-{label}.html"  # first: it may be refused
+        page = (
+            prepare(out or folder_of(m.run for m in members)) / f"report-{label}.html"
+        )  # first: it may be refused
         if names := [name.strip() for name in compute.split(",") if name.strip()]:
             options = {"root": root, "download": download, "device": device_of(device)}
             compute_tables(console, members, names, options, allow_code or [])
@@ -256,7 +266,7 @@ def compute_tables(
 ) -> None:
     """Compute the tables of these diagnostics that a run lacks; what cannot be computed is told."""
     from fldiag import registry
-    from fldiag.diagnosis.answer import answer
+    from fldiag.diagnosis.diagnose import diagnose
 
     values = {key: value for key, value in options.items() if value}
     for run in runs:
@@ -264,7 +274,7 @@ def compute_tables(
             entry = registry.diagnostic.get(name)
             try:
                 if entry.name not in run.tables:
-                    answer(
+                    diagnose(
                         entry.name,
                         [run.run],
                         values,
@@ -305,52 +315,38 @@ def show_report(console: Console, runs: Sequence[RunTables], path: Path, title: 
     console.done(path)
 
 
-def two_sides(
-    paths: Sequence[Path], a: Sequence[Path], b: Sequence[Path], baseline: Sequence[Path]
-) -> tuple[list[Path], list[Path]]:
-    """The two sides, of the positional arguments ``A [B]``, of ``--a … --b …`` and of ``--baseline``.
-
-    Raises FldiagError where a side is given in two ways, or more than two stand there without a name.
-    """
-    if (paths and a) or (b and baseline) or (len(paths) > 1 and (b or baseline)):
-        raise FldiagError(
-            "a side is given twice",
-            "give A B, or A --baseline B, or --a A1 --a A2 --b B1 --b B2",
-            usage=True,
-        )
-    if len(paths) > 2:
-        raise FldiagError(
-            f"{len(paths)} paths are given for two sides",
-            "quote a pattern ('runs/fedavg-*'), or name the sides: --a A1 --a A2 --b B1 --b B2",
-            usage=True,
-        )
-    first, second = list(a or paths[:1]), list(b or baseline or paths[1:])
-    if not first:
-        raise FldiagError(
-            "no run is given", "give one: fldiag check RUN --baseline MAIN", usage=True
-        )
-    return first, second
-
-
-def _open(
+def open_sides(
     console: Console,
-    runs: tuple[list[Path], list[Path]],
+    paths: Sequence[Path] | None,
+    a: Sequence[Path] | None,
+    b: Sequence[Path] | None,
     pair: str,
-    allow_code: Sequence[str],
-    **subject_options: Any,
+    allow_code: Sequence[str] | None,
+    **options: Any,
 ) -> tuple[Sides, Reader]:
+    """The two sides, of the positional arguments ``A [B]`` and of ``--a … --b …``, with what reads their numbers.
+
+    Raises FldiagError where a side is missing or given in two ways, or more than two stand there without a name.
+    """
     from fldiag.compare import reading, sides
 
-    comparison = sides.sides(runs[0], runs[1] or None, cast(Any, pair), allow_code)
-    options = {k: v for k, v in subject_options.items() if v}
-    return comparison, reading.Reader(options, cache=True, bar=console.progress)
+    paths, first, second = list(paths or ()), list(a or ()), list(b or ())
+    unnamed = paths if first else paths[1:]
+    if not (first or paths) or (unnamed and second) or len(unnamed) > 1 or (paths and first):
+        what = f"{len(paths) + len(first) + len(second)} runs are given, and not as two sides"
+        remedy = "give A B, A --baseline B, or --a A1 --a A2 --b B1 --b B2; quote patterns"
+        raise FldiagError(what, remedy, usage=True)
+    comparison = sides.sides(
+        first or paths[:1], second or unnamed or None, cast(Any, pair), allow_code or []
+    )
+    reader = reading.Reader(
+        {k: v for k, v in options.items() if v}, cache=True, bar=console.progress
+    )
+    return comparison, reader
 
 
-def _show(
-    console: Console,
-    comparison: Sides,
-    table: pd.DataFrame,
-    about: Mapping[str, Any],
+def show_rows(
+    console: Console, comparison: Sides, table: pd.DataFrame, about: Mapping[str, Any]
 ) -> None:
     """The rows as a person reads them, without empty columns; for machines the rows of the table."""
     from fldiag.compare import wording
@@ -359,10 +355,8 @@ def _show(
     console.say(f"A: {a}" + (f"   B: {b}" if comparison.b else ""))
     console.say(about["question"])
     rows = wording.rows(table)
-    console.table(
-        rows,
-        {key: text for key, text in wording.COLUMNS.items() if any(row[key] != "" for row in rows)},
-    )
+    columns = {k: text for k, text in wording.COLUMNS.items() if any(row[k] != "" for row in rows)}
+    console.table(rows, columns)
     for text in about["notes"]:
         console.note(text)
     plain = table.dropna(axis=1, how="all")
@@ -370,37 +364,18 @@ def _show(
     console.result |= {**about, "rows": plain.to_dict("records")}
 
 
-def _uncomputed(outcome: Checked) -> FldiagError | None:
-    """Which conditions could not be tested, why, and what to do."""
-    rows = outcome.table[outcome.table["verdict"] == "error"]
-    if not len(rows):
-        return None
-    conditions = ", ".join(repr(text) for text in rows["condition"])
-    return FldiagError(
-        f"not tested: {conditions}: {'; '.join(dict.fromkeys(rows['note']))}",
-        "; ".join(dict.fromkeys(rows["remedy"])),
-        usage=True,
-    )
-
-
-def _better(outcome: Checked) -> str:
-    if outcome.verdict == "error":
-        return " (not every number could be computed)"
-    return {"fail": " (A is worse than B)", "pass": " (A is better than B, or the same)"}.get(
-        outcome.verdict, " (the difference is within the noise)"
-    )
-
-
-def _write_table(
+def write_rows(
     table: pd.DataFrame, comparison: Sides, out: Path | None, about: Mapping[str, Any]
 ) -> list[Path]:
+    """Table and provenance."""
+    from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.provenance import digest, provenance
 
     kind = "check" if "condition" in table.columns else "diff"
-    members = [str(m.path) for m in (*comparison.a, *comparison.b)]
+    sides = {
+        side: [str(m.path) for m in runs]
+        for side, runs in (("a", comparison.a), ("b", comparison.b))
+    }
     questions = table.get("condition", table["metric"]).tolist()
-    path = prepare(out or FALLBACK) / f"{kind}-{digest(members, questions)[:8]}"
-    sides = {"a": members[: len(comparison.a)], "b": members[len(comparison.a) :]}
-    # numbers of training alone are read without PyTorch
-    origin = provenance() if "torch" in sys.modules else {"fldiag": version(), "commit": commit()}
-    return files.write_table(table, path, {**origin, **about, **sides})
+    path = prepare(out or FALLBACK) / f"{kind}-{digest(sides, questions)[:8]}"
+    return files.write_table(table, path, {**provenance(), **about, **sides})

@@ -110,11 +110,11 @@ def ask(
     sheet: Mapping[str, Any],
 ) -> None:
     """Open, ask, write, and say what a person reads first; with ``strict`` exit code 3 where a check failed."""
-    from fldiag.diagnosis.answer import answer
+    from fldiag.diagnosis.diagnose import diagnose
     from fldiag.plotting.sheet import use_sheet
 
     with use_sheet(**sheet):
-        answers = answer(
+        answer = diagnose(
             name,
             paths,
             options,
@@ -123,12 +123,9 @@ def ask(
             bar=console.progress,
             tell=console.note,
         )
-    for reply in answers:
-        console.show(reply.summary())
-    first, *others = answers
-    # what people look at first is named last
-    console.done(*(file for reply in (*others, first) for file in reply.files))
-    if strict and any(r.entry.fails is not None and r.entry.fails(r.table) for r in answers):
+    console.show(answer.summary())
+    console.done(*answer.files)
+    if strict and answer.entry.fails is not None and answer.entry.fails(answer.table):
         sys.exit(3)
 
 

@@ -44,7 +44,7 @@ def diagnose(
     """
     with errors(debug):
         from fldiag.config import parse_override
-        from fldiag.diagnosis.question import find_diagnostic
+        from fldiag.diagnosis.diagnose import find_diagnostic
 
         options = dict(map(parse_override, set_ or []))
         if takes_device(find_diagnostic(name)):

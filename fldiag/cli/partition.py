@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +22,7 @@ from fldiag.cli.options import (
     TrustFile,
     Width,
 )
+from fldiag.errors import FldiagError
 
 
 @app.command(rich_help_panel="Clients")
@@ -49,57 +52,37 @@ def partition(
 
     Example: fldiag partition digits --set partition.alpha=0.5
     """
+    from fldiag.diagnosis.diagnose import FALLBACK, Answer, diagnose, prepare, write_files
+    from fldiag.diagnostics import partition as partitions
     from fldiag.plotting.sheet import use_sheet
+    from fldiag.registry import diagnostic
+    from fldiag.results.provenance import provenance
 
     with errors(debug), use_sheet(width, format):
-        from fldiag.data.partition import sizes as sizes_of
-        from fldiag.diagnosis import heterogeneity
-        from fldiag.diagnosis.dealt_partition import check_file, partition_of
-        from fldiag.diagnosis.places import prepare
-        from fldiag.errors import FldiagError
-        from fldiag.plotting import partition as picture
-        from fldiag.plotting import style
-        from fldiag.results.files import beside, csv_text, write_table, write_text
-        from fldiag.results.provenance import provenance
-
-        console = Console(json)
-        if data is None:
-            division = partition_of(
-                config, set_ or [], download=download, allow_code=allow_code or []
-            )
-        elif set_:
+        console, fault = Console(json), ""
+        if data is not None and set_:
+            remedy = "--set partition.kind=file --set partition.path=FILE"
             raise FldiagError(
-                "--set changes a preset or TOML file, and --data is for a partition file",
-                "give one of them: --data with the file alone, or --set partition.kind=file "
-                "--set partition.path=FILE",
-                usage=True,
+                "--set is for a preset, --data for a partition file", remedy, usage=True
             )
+        if os.path.isfile(Path(config) / "run.json"):
+            options = {"download": download}
+            answer = diagnose("partition", [config], options, out=out, allow_code=allow_code or [])
         else:
-            division = check_file(config, data, download=download)
-        counts = division.counts
-        path = prepare(out or division.folder) / division.name
-        measures = heterogeneity.measure(counts, division.parts)
-        about = {**provenance(), "partition": division.title}
-        of_measures = path.with_name(f"{path.name}-heterogeneity")
-        files = write_table(measures, of_measures, about)
-        table = write_text(beside(path, ".csv"), csv_text(counts))
-        pictures = style.save(picture.draw_counts(counts, title=division.title), path)
-        sizes = sizes_of(division.parts)
-        row = {
-            "clients": len(sizes),
-            "smallest": int(sizes.min()),
-            "largest": int(sizes.max()),
-            "classes": float(counts[counts["count"] > 0].groupby("client").size().mean()),
-        }
-        headings = {name: name for name in row} | {"classes": "classes a client (mean)"}
-        console.table([row | heterogeneity.in_short(measures)], headings | heterogeneity.HEADINGS)
-        for text in (*division.remarks, *heterogeneity.remarks(measures)):
-            console.note(text)
-        for text in division.faults[:8]:
-            console.alarm(f"fault: {text}")
-        if len(division.faults) > 8:
-            console.alarm(f"and {len(division.faults) - 8} more faults")
-        console.result["faults"] = list(division.faults)
-        console.done(table, *files, *pictures)
-        if division.faults:
+            if data is not None:
+                table, fault = partitions.of_file(config, data, download)
+            elif Path(config).suffix in (".json", ".npz"):
+                what = f"{config} does not say of which data it is"
+                raise FldiagError(what, f"fldiag partition {config} --data NAME", usage=True)
+            else:
+                table = partitions.of_config(config, set_ or [], download)
+            answer = Answer(diagnostic.get("partition"), table, {})
+            path = prepare(out or FALLBACK) / partitions.file_name(table)
+            write_files(answer, path, provenance())
+        console.show(answer.summary())
+        if fault:
+            console.alarm(f"fault: {fault}")
+        console.result["faults"] = [fault] if fault else []
+        console.done(*answer.files)
+        if fault:
             sys.exit(3)

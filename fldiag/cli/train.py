@@ -58,8 +58,7 @@ def demo(
 
         from fldiag.config import Config
         from fldiag.device import device_of
-        from fldiag.diagnosis.answer import Answer, answer, pictures
-        from fldiag.diagnosis.places import FALLBACK, prepare
+        from fldiag.diagnosis.diagnose import FALLBACK, Answer, diagnose, pictures, prepare
         from fldiag.execution import threads
         from fldiag.plotting.sheet import use_sheet
         from fldiag.report.page import report
@@ -81,8 +80,8 @@ def demo(
                 path = folder / f"{method}-s{config.seed}-{config.hash[:8]}"
                 runs.append(_train(console, config, path, resume=True, device=device))
             for run in runs:
-                answer("forgetting", [run], {"device": device}, **seen)
-                replies += answer("landscape", [run.checkpoint()], options, **seen)
+                diagnose("forgetting", [run], {"device": device}, **seen)
+                replies.append(diagnose("landscape", [run.checkpoint()], options, **seen))
             table = pd.concat([reply.table for reply in replies], ignore_index=True)
             landscapes = Answer(replies[0].entry, table, replies[0].options)
             files = pictures(landscapes.entry, table, folder / "landscape")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,11 +14,9 @@ from torch import Tensor
 
 from fldiag.compare.sides import Member
 from fldiag.device import full_precision
-from fldiag.diagnosis import places
-from fldiag.diagnosis.measure import Bar, measure_all
+from fldiag.diagnosis.diagnose import Bar, diagnose, folder_of
 from fldiag.diagnosis.options import ProblemOptions
-from fldiag.diagnosis.question import parse_question
-from fldiag.diagnosis.subjects import open_subject, open_subjects
+from fldiag.diagnosis.subjects import open_subject
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results.numbers import Number
@@ -91,14 +88,12 @@ class Reader:
         """A number of a diagnostic."""
         key = number.source, id(member)
         if key not in self.tables:
-            question = parse_question(number.source, {**number.options, **self.subject_options})
-            subjects = open_subjects([member], question)
-            store = places.cache(places.folder([member.path])) if self.cache else None
-            quiet = logging.getLogger(
-                __name__
-            ).debug  # remarks of diagnostics are no part of the answer
-            tables = measure_all(question, subjects, bar=self.bar, tell=quiet, cache=store)
-            self.tables[key] = tables[question.entry]
+            options = {**number.options, **self.subject_options}
+            cache = folder_of([member]) / "cache" if self.cache else None
+            answer = diagnose(
+                number.source, [member], options, write=False, cache=cache, bar=self.bar
+            )
+            self.tables[key] = answer.table
         table = self.tables[key]
         rows = only(table, scope="client", **number.row) if over == "clients" else table.iloc[:0]
         if rows.empty:

@@ -23,7 +23,7 @@ class SubjectOptions(pydantic.BaseModel):
         "serial",
         description="Where work runs: serial, processes[:N] or dask[:ADDRESS].",
     )
-    names: Annotated[Any, AfterValidator(lambda value: split_names(value))] = Field(
+    names: Annotated[Any, AfterValidator(lambda value: read_names(value))] = Field(
         None,
         description="Names of the targets in tables and pictures, in their order, such as FedAvg,Ours.",
     )
@@ -127,67 +127,43 @@ BY_SUBJECT: dict[str, type[SubjectOptions]] = {
     "clients": HistoryOptions,
     "runs": SubjectOptions,
 }
-#: Bytes of memory below which a suffix such as M was forgotten.
-LEAST = 2**10
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 def size(memory: str | int) -> int:
-    """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else."""
-    match = re.fullmatch(r"([\d.]+)\s*([kmg]?)i?b?", str(memory).strip().lower())
-    try:
-        count = int(float(match.group(1)) * _UNITS[match.group(2)]) if match else 0
-    except ValueError:
-        count = 0
-    if count < (LEAST if isinstance(memory, str) else 1):
-        complaint = (
-            f"is {count:,} bytes, which is too little for any computation"
-            if count
-            else "is not a size"
-        )
-        raise FldiagError(
-            f"memory = {memory!r} {complaint}",
-            "give such as 500M or 2G, or at least 1k",
-            usage=True,
-        )
+    """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else, and for less than a thousand
+    where the unit may have been forgotten.
+
+    >>> size("500M"), size("2GiB")
+    (524288000, 2147483648)
+    """
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]?)i?b?", str(memory).strip().lower())
+    count = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if count < (1024 if isinstance(memory, str) else 1):
+        what = f"memory = {memory!r} is {f'{count:,} bytes' if match else 'no size'}"
+        raise FldiagError(what, "give such as 500M or 2G, or at least 1k", usage=True)
     return count
 
 
-def split_names(text: str | Sequence[str]) -> list[str]:
-    return [str(n).strip() for n in (text.split(",") if isinstance(text, str) else text)]
+def read_names(text: str | Sequence[str]) -> list[str]:
+    """Names of text with commas, or of a list. Raises FldiagError for an empty one, and for one twice.
 
-
-def read_names(text: str | Sequence[str], count: int) -> list[str]:
-    """The names of so many targets, of text with commas or of a list.
-
-    Raises FldiagError for another number of names, an empty name or one name twice.
-
-    >>> read_names("FedAvg, Ours", 2)
+    >>> read_names("FedAvg, Ours")
     ['FedAvg', 'Ours']
     """
-    names = split_names(text)
-    if len(names) != count:
-        raise FldiagError(
-            f"names = {','.join(names)!r} has {len(names)} names for {count} targets",
-            "give a name for each target, with commas between them",
-            usage=True,
-        )
-    if not all(names) or len(set(names)) < count:
-        raise FldiagError(
-            f"names = {','.join(names)!r} has an empty name, or one name twice",
-            "give each target a name of its own",
-            usage=True,
-        )
+    names = [str(n).strip() for n in (text.split(",") if isinstance(text, str) else text)]
+    if not all(names) or len(set(names)) < len(names):
+        what = f"names = {','.join(names)!r} has an empty name, or one name twice"
+        raise FldiagError(what, "give each target a name of its own", usage=True)
     return names
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a file can hold: not weight sets. The executor is left out, for it changes nothing."""
-    options = {k: v for k, v in options.items() if k != "executor"}
-    kinds = (str, int, float, bool, type(None))
-    lists = {
-        k: list(v)
+    plain = (str, int, float, bool, type(None))
+    return {
+        k: list(v) if isinstance(v, tuple) else v
         for k, v in options.items()
-        if isinstance(v, (list, tuple)) and all(isinstance(e, kinds) for e in v)
+        if k != "executor"
+        and all(isinstance(e, plain) for e in (v if isinstance(v, (list, tuple)) else [v]))
     }
-    return {k: lists.get(k, v) for k, v in options.items() if isinstance(v, kinds) or k in lists}

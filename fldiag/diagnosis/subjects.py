@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +12,8 @@ from typing import Any
 import torch
 
 from fldiag import data as data_sets
-from fldiag.device import full_precision
-from fldiag.diagnosis.options import (
-    HistoryOptions,
-    ProblemOptions,
-    SubjectOptions,
-    read_names,
-)
-from fldiag.diagnosis.places import distinct
-from fldiag.diagnosis.question import Question
+from fldiag.device import device_of, full_precision
+from fldiag.diagnosis.options import HistoryOptions, ProblemOptions, SubjectOptions
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
@@ -63,11 +56,8 @@ def load(
         FldiagError: the file is damaged, foreign or unsafe.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise FldiagError(
-            f"a {type(path).__name__} is not a path",
-            "give a run folder or a checkpoint file",
-            usage=True,
-        )
+        what = f"a {type(path).__name__} is not a path"
+        raise FldiagError(what, "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     if trust_file:
         trust_files()
@@ -81,82 +71,105 @@ def with_overrides(
     target: Run | Checkpoint, model: Any = None, data: Any = None, key: str | None = None
 ) -> Run | Checkpoint:
     """The target with another model, other data, or another of its file's sets of weights."""
-    if key is not None and isinstance(target, Run):
-        raise FldiagError(
-            f"key = {key!r} chooses among the sets of weights of a file, and {target.path} is a run",
-            "leave it out",
-            usage=True,
-        )
-    if key is not None and isinstance(target, Checkpoint) and key != target.key:
-        target = replace(read_checkpoint(target.path, key), model=target.model, data=target.data)
     model, data = target.model if model is None else model, target.data if data is None else data
     if isinstance(target, Run):
+        if key is not None:
+            what = f"key = {key!r} chooses among the weights of a file, and {target.path} is a run"
+            raise FldiagError(what, "leave it out", usage=True)
         target = copy(target)
         target.model, target.data = model, data
         return target
+    if key is not None and key != target.key:
+        target = read_checkpoint(target.path, key)
     return replace(target, model=model, data=data)
 
 
 def open_subjects(
+    entry: Diagnostic,
+    own_options: Mapping[str, Any],
     targets: Sequence[Target | str | Path],
-    question: Question,
+    options: SubjectOptions,
     allow_code: str | Iterable[str] = (),
 ) -> list[Subject]:
     """What the diagnostic measures, one after the other.
 
     Args:
+        entry: the diagnostic.
+        own_options: its own options.
         targets: runs, checkpoints, Problems or a History, as the diagnostic takes them, or paths.
-        question: the diagnostic and its options.
+        options: of the targets.
         allow_code: user code that may be imported although only a run or checkpoint names it.
 
     Raises:
         FldiagError: targets of the wrong kind, or what cannot be opened.
     """
-    entry, options = question.entry, question.subject_options
-    sources = [_open_path(t, question) if isinstance(t, (str, Path)) else t for t in targets]
-    sources = [t.allow(allow_code) if isinstance(t, (Run, Checkpoint)) else t for t in sources]
-    _check_targets(entry, sources)
-    names = None if options.names is None else read_names(options.names, len(sources))
-    if entry.on == "runs":
-        subjects: list[Any] = [open_subject(run, options) for run in sources]
-        for run, name in zip(subjects, names or distinct([r.path for r in subjects]), strict=True):
-            run.name = name
-    else:
-        target_options = [options.model_copy(update={"name": name}) for name in names or ()]
-        subjects = [
-            open_subject(t, o)
-            for t, o in zip(sources, target_options or [options] * len(sources), strict=True)
-        ]
-    if isinstance(options, ProblemOptions) and options.name is None and names is None:
-        files = [s for s, t in zip(subjects, sources, strict=True) if s is not t]
-        for problem, name in zip(files, _distinct_names(files), strict=True):
-            problem.name = name
-    own_options = dict(question.options)
+    of_one_run = entry.on in ("run", "clients")
+    subjects: list[Any] = []
+    if not targets or (of_one_run and len(targets) > 1):
+        what = f"{len(targets)} targets are given to {entry.name}"
+        remedy = "give one run" if of_one_run else "give a run, a checkpoint or a Problem"
+        raise FldiagError(what, remedy, usage=True)
+    names = options.names or [None] * len(targets)
+    if len(names) != len(targets):
+        what = f"names = {','.join(names)!r} has {len(names)} names for {len(targets)} targets"
+        raise FldiagError(what, "give a name for each, with commas between them", usage=True)
+    for target, name in zip(targets, names, strict=True):
+        if isinstance(target, (str, Path)):
+            is_gone = entry.on not in ("problem", "checkpoints") and not os.path.exists(target)
+            target = (
+                Run.open(target) if is_gone else load(target, key=getattr(options, "key", None))
+            )
+        if isinstance(target, (Run, Checkpoint)):
+            target = target.allow(allow_code)
+        subject = open_subject(target, options, entry.name)
+        subject.name = subject.name if name is None else name
+        subjects.append(subject)
+    if not {"name", "names"} & options.model_fields_set:
+        name_apart([s for s, t in zip(subjects, targets, strict=True) if s is not t])
     return [subjects] if entry.on == "runs" or entry.is_joint(own_options) else subjects
 
 
-def open_subject(target: Target, options: SubjectOptions) -> Problem | History | Run:
+def name_apart(subjects: Sequence[Any]) -> None:
+    """Subjects of one name get that of their folder beside it, and else a number."""
+    names = [subject.name for subject in subjects]
+    if len(set(names)) == len(names):
+        return
+    for number, (name, subject) in enumerate(zip(names, subjects, strict=True), start=1):
+        path = (subject if isinstance(subject, Run) else subject.checkpoint).path.absolute().parent
+        folder = path.parent if path.name == "rounds" else path
+        subject.name = f"{name} ({folder.name})"
+        if subject.name in [other.name for other in subjects[: number - 1]]:
+            subject.name += f" #{number}"
+
+
+def open_subject(
+    target: Any, options: SubjectOptions, diagnostic: str = ""
+) -> Problem | History | Run:
     """The one door: the loss around weights, the stored rounds of a run, or the run itself. The class of the options says which.
 
     Raises FldiagError for what cannot be opened, and for an option that would change nothing.
     """
-    if isinstance(target, (Problem, History)):
+    kind = Problem if isinstance(options, ProblemOptions) else History
+    is_opened = isinstance(options, (ProblemOptions, HistoryOptions)) and isinstance(target, kind)
+    if is_opened:
         _refuse_options(options, target)
         return target
+    if not isinstance(target, Run) and (kind is History or not isinstance(target, Checkpoint)):
+        remedy = "give a run, a checkpoint or fldiag.Problem(net, loss, (x, y))"
+        what = f"a {type(target).__name__} cannot be diagnosed by {diagnostic}"
+        raise FldiagError(what, "give a run" if kind is History else remedy, usage=True)
     values = options.values(
         without=("executor", "names", "precision", "model", "data", "key", "round")
     )
     if isinstance(options, ProblemOptions):
         target = with_overrides(target, options.model, options.data, options.key)
+        if options.round is not None and isinstance(target, Checkpoint):
+            what = f"round = {options.round} chooses a checkpoint of a run, but {target.path} is one checkpoint"
+            raise FldiagError(what, "leave it out, or give the run's folder", usage=True)
         if options.round is not None:
-            target = _checkpoint_of_round(target, options.round)
+            target = target.checkpoint(options.round)
         return open_problem(target, dtype=DTYPES[options.precision], **values)
-    if isinstance(target, Checkpoint):
-        raise FldiagError(
-            f"{target.path} is a single checkpoint, and this needs a run",
-            "give the run's folder",
-            usage=True,
-        )
+    assert isinstance(target, Run)
     if not isinstance(options, HistoryOptions):
         return copy(target)
     values |= {
@@ -167,90 +180,22 @@ def open_subject(target: Target, options: SubjectOptions) -> Problem | History |
     return History.of(target, dtype=DTYPES[options.precision], **values)
 
 
-def _checkpoint_of_round(target: Run | Checkpoint, round: int) -> Checkpoint:
-    if isinstance(target, Checkpoint):
-        raise FldiagError(
-            f"round = {round} chooses a checkpoint of a run, but {target.path} is one checkpoint",
-            "leave it out, or give the run's folder",
-            usage=True,
-        )
-    return target.checkpoint(round)
-
-
-def _open_path(path: str | Path, question: Question) -> Run | Checkpoint:
-    path = Path(path)
-    if question.entry.on in ("run", "clients", "runs") and not os.path.exists(path):
-        return Run.open(path)
-    return load(path, key=getattr(question.subject_options, "key", None))
-
-
-def _check_targets(entry: Diagnostic, targets: Sequence[Any]) -> None:
-    """Raises FldiagError for what the diagnostic does not take."""
-    if not targets:
-        raise FldiagError(
-            "there is nothing to diagnose",
-            "give a run, a checkpoint, a Problem or a History",
-            usage=True,
-        )
-    of_weights, of_one_run = entry.on in ("problem", "checkpoints"), entry.on in ("run", "clients")
-    if of_one_run and len(targets) != 1:
-        raise FldiagError(
-            f"{entry.name} takes one run, and {len(targets)} are given",
-            "give one run's folder",
-            usage=True,
-        )
-    for target in targets:
-        if isinstance(target, torch.nn.Module):
-            raise FldiagError(
-                "a module alone has no loss and no data",
-                "give fldiag.Problem(net, loss, (x, y))",
-                usage=True,
-            )
-        if not isinstance(target, Target):
-            raise FldiagError(
-                f"a {type(target).__name__} cannot be diagnosed",
-                "give a run, a checkpoint, their path, a Problem or a History",
-                usage=True,
-            )
-        if (isinstance(target, Problem) and not of_weights) or (
-            isinstance(target, History) and not of_one_run
-        ):
-            raise FldiagError(
-                f"diagnostic {entry.name!r} cannot be run on a {type(target).__name__}",
-                "give a checkpoint or a Problem" if of_weights else "give a run",
-                usage=True,
-            )
-
-
 def _refuse_options(options: SubjectOptions, subject: Problem | History) -> None:
     """Raises FldiagError for an option that would change nothing, because the subject exists already."""
     for name, value in options.values(without=("executor",)).items():
         is_so = (
             (name == "precision" and DTYPES[value] == subject.dtype)
-            or (name == "device" and torch.device(value).type == subject.device.type)
+            or (name == "device" and torch.device(device_of(value)).type == subject.device.type)
             or value is False
         )
         if not is_so:
-            kind = type(subject).__name__
-            raise FldiagError(
-                f"option {name} = {value!r} has no effect on a {kind}, which already has its weights and data",
-                f"leave it out, or set it when the {kind} is created",
-                usage=True,
-            )
+            what = f"option {name} = {value!r} has no effect on a {type(subject).__name__}, which has its weights and data"
+            raise FldiagError(what, "leave it out, or set it where that is created", usage=True)
 
 
-def _distinct_names(problems: Sequence[Problem]) -> list[str]:
-    """Short names of checkpoints, all different."""
-    names = [p.name for p in problems]
-    if len(set(names)) < len(names):
-        paths = [p.checkpoint.path for p in problems if p.checkpoint is not None]
-        names = [
-            f"{n} ({path.parent.parent.name if path.parent.name == 'rounds' else path.stem})"
-            for n, path in zip(names, paths, strict=True)
-        ]
-    if len(set(names)) < len(names):
-        names = [f"{n} #{i}" for i, n in enumerate(names, start=1)]
-    return names
+def members(subject: Subject) -> Sequence[Problem | History | Run]:
+    """The weights or runs that a subject consists of."""
+    return [subject] if isinstance(subject, (Problem, History)) else subject
 
 
 @full_precision()
@@ -259,21 +204,19 @@ def remarks(subject: Subject) -> list[str]:
     if isinstance(subject, History):
         return [] if subject.alone else data_sets.remarks(subject.dataset)
     texts: list[str] = []
-    problems = [subject] if isinstance(subject, Problem) else subject
-    for problem in (p for p in problems if isinstance(p, Problem)):
+    for problem in members(subject):
+        if not isinstance(problem, Problem):
+            continue
         # the probe sees what targets look like
         if problem.in_memory and bool(problem.w.isfinite().all()):
             problem.probe()
         texts += problem.remarks
-        count = sum(p.numel() for p in problem.module.parameters())
-        frozen = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
+        sizes = {p: p.numel() for p in problem.module.parameters()}
+        frozen = sum(n for p, n in sizes.items() if not p.requires_grad)
         if frozen:
-            texts.append(
-                f"{problem.name}: {frozen:,} of {count:,} parameters are frozen (requires_grad = False); they "
-                + (
-                    "are treated as constants here"
-                    if problem.frozen
-                    else "count as weights like the others (--trainable leaves them out)"
-                )
+            how = "constants" if problem.frozen else "weights (--trainable: as constants)"
+            text = (
+                f"{frozen:,} of {sum(sizes.values()):,} parameters are frozen, and count as {how}"
             )
+            texts.append(f"{problem.name}: {text}")
     return texts

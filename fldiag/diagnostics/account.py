@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
@@ -34,12 +33,14 @@ TERMS = {
     "quadratic": "quadratic: dᵀHd / 2",
     "rest": "rest",
 }
-SUMMARY = {
-    "client": "client",
-    "change": "change",
-    **{term: term for term in TERMS},
-    "effect": "without it",
-    "stderr": "± stderr",
+#: How the terms are stacked: below zero downwards.
+BARS: dict[str, Any] = {
+    "stacked": True,
+    "width": 0.72,
+    "legend": False,
+    "edgecolor": "white",
+    "linewidth": 0.3,
+    "color": [style.look(i).color for i in (2, 5, 4)],
 }
 
 
@@ -56,38 +57,30 @@ def round_rows(
     seed: int,
 ) -> list[Row]:
     """The account of one round's updates."""
-    stretch = history.stretch(slice_name)
+    stretch, show = history.stretch(slice_name), workspace().show
     problem = history.problem(stored.start, stretch, slice_name)
-    stored = history.finite(stored)
-    before = problem.centre
+    stored, before = history.finite(stored), problem.centre
     if not np.isfinite(before.loss):
-        raise FldiagError(
-            f"round {stored.round}: the loss of the received weights on {slice_name} is {before.loss}",
-            "choose earlier rounds",
-        )
+        what = f"round {stored.round}: the loss of the received weights on {slice_name} is {before.loss}"
+        raise FldiagError(what, "choose earlier rounds")
     whole: Row = {"moment": "aggregated", "scope": "global"}
+    client: Row = {"moment": "trained", "scope": "client"}
     ends: list[tuple[Row, Weights]] = [
-        ({"moment": "trained", "scope": "client", "client": client}, stored.client(j))
-        for j, client in enumerate(stored.ids)
+        ({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)
     ]
     ends.append((whole, (stored.aggregated, stored.buffers)))
     start, g, hessian = stored.start[0], problem.gradient(), problem.hessian()
-    values, vectors = np.zeros(0), torch.zeros(0, len(g)).to(g)
-    errors = []
+    values, vectors, errors = np.zeros(0), torch.zeros(0, len(g)).to(g), list[Row]()
     if k:
         options: dict[str, Any] = {"tol": tol, "max_products": max_products, "seed": seed}
-        most = min(k, problem.layout.size)
-        pairs = eigenpairs(problem, most, progress=workspace().show, **options)
+        pairs = eigenpairs(problem, min(k, problem.layout.size), progress=show, **options)
         values, vectors = pairs.values, pairs.vectors.double()
-        triples = zip(pairs.values, pairs.residuals, pairs.converged, strict=True)
-        errors = [
-            {"eigenvalue": float(v), "residual": float(r), "converged": bool(c)}
-            for v, r, c in triples
-        ]
+        columns = {"eigenvalue": values, "residual": pairs.residuals, "converged": pairs.converged}
+        errors = pd.DataFrame(columns).to_dict("records")
     rows: list[Row] = [{**whole, **row, "moment": "received"} for row in before.rows(problem)]
     updates, curved = [], torch.empty(0)
-    for i, (columns, (w, buffers)) in enumerate(ends):
-        workspace().show(i, len(ends), "updates")
+    for i, (about, (w, buffers)) in enumerate(ends):
+        show(i, len(ends), "updates")
         d = (w - start).double()
         # with buffers of its own an update is not all that changed: their effect is in the rest
         end = history.problem((w, buffers), stretch, slice_name) if buffers else None
@@ -95,23 +88,23 @@ def round_rows(
         change, curved = after.loss - before.loss, hessian(d)
         terms = {"linear": float(g @ d), "quadratic": 0.5 * float(d @ curved)}
         exact = {"change": change, **terms, "rest": change - sum(terms.values())}
-        parts = after.rows(problem) if columns == whole else []
+        parts = after.rows(problem) if about == whole else []
         parts += [{"metric": m, "value": v, "estimator": "exact"} for m, v in exact.items()]
         along = (vectors @ d).cpu().numpy()
         each = {"linear": (vectors @ g).cpu().numpy() * along, "quadratic": values * along**2 / 2}
         for metric, numbers in each.items() if k else ():
             common = {"metric": metric, "estimator": "eigen"}
-            for index, value in enumerate(numbers.tolist()):
-                parts.append({**common, "index": index + 1, "value": value, **errors[index]})
+            for index, (value, error) in enumerate(zip(numbers.tolist(), errors, strict=True), 1):
+                parts.append({**common, "index": index, "value": value, **error})
             rest = terms[metric] - float(numbers.sum())
             parts.append({**common, "index": 0, "value": rest})
         updates.append(d)
-        rows += [{**columns, **row} for row in parts]
+        rows += [{**about, **row} for row in parts]
     # what each client's share of the aggregated update gives, and what the server added
     shares = [p * d for p, d in zip(history.weights(stored.ids), updates, strict=False)]
     shares.append(updates[-1] - sum(shares))
-    for (columns, _), share in zip(ends, shares, strict=True):
-        common = {**columns, "moment": "aggregated", "estimator": "client"}
+    for (about, _), share in zip(ends, shares, strict=True):
+        common = {**about, "moment": "aggregated", "estimator": "client"}
         numbers = {"linear": float(g @ share), "quadratic": 0.5 * float(share @ curved)}
         rows += [{**common, "metric": metric, "value": v} for metric, v in numbers.items()]
     rows += effect_rows(history, stored, stretch)
@@ -162,73 +155,40 @@ def draw(frame: pd.DataFrame) -> Figure:
     rows = only(frame, round=last_round(frame, "change"))
     exact = only(rows, estimator="exact")
     eigen = only(rows, estimator="eigen", moment="trained")
-    loss = f"{rows['slice'].dropna().iloc[0]} loss"
-    looks = dict(zip(TERMS, (style.look(i) for i in (2, 5, 4)), strict=True))
+    effect = only(exact, metric="effect").dropna(subset=["value"])
+    change = only(exact, metric="change")
     with style.paper():
-        fig, (terms, along, without) = style.panels(3, 2.4, least=2.0)
-        clients = only(exact, metric="change")["client"].tolist()
-        names = ["all" if pd.isna(k) else f"{k:g}" for k in clients]
-        values = {m: floats(only(exact, metric=m)["value"]) for m in TERMS}
-        bars(terms, values, looks, names)
-        change = floats(only(exact, metric="change")["value"])
-        size = 4 if len(names) <= 20 else 2
-        mark = {**style.Look("black", "D", "-").point, "markersize": size}
-        terms.plot(range(len(names)), change, **mark, markerfacecolor="white", label="true change")
+        fig, (terms, along, without) = style.panels(3, 2.4)
+        names = ["all" if pd.isna(k) else f"{k:g}" for k in change["client"]]
+        values = {text: floats(only(exact, metric=m)["value"]) for m, text in TERMS.items()}
+        pd.DataFrame(values, names).plot.bar(ax=terms, **BARS)
+        mark: dict[str, Any] = {"marker": "D", "color": "black", "markerfacecolor": "white"}
+        mark |= {"linestyle": "none", "markersize": 4 if len(names) <= 20 else 2}
+        terms.plot(range(len(names)), floats(change["value"]), label="true change", **mark)
         terms.set(title="every update", xlabel="client (all: aggregated)")
-        if len(eigen):
-            means = {
-                m: only(eigen, metric=m).groupby("index")["value"].mean()
-                for m in TERMS
-                if m != "rest"
-            }
-            order = [*sorted(means["linear"].index[1:]), 0]
-            values = {m: floats(v.reindex(order)) for m, v in means.items()}
-            bars(along, values, looks, ["rest" if i == 0 else f"{i:g}" for i in order])
-            along.set(title="along eigenvectors", xlabel="eigenvector (mean of clients)")
-        else:
-            along.remove()
-        effect = only(exact, metric="effect").dropna(subset=["value"])
-        if len(effect):
-            error = np.nan_to_num(floats(effect["stderr"]))
-            names = [f"{k:g}" for k in effect["client"]]
-            points = {**style.look(1).point, "markersize": size, "elinewidth": 0.7}
-            without.errorbar(range(len(names)), floats(effect["value"]), error, **points)
-            frame_of(without, names)
-            without.set(title="average without a client", xlabel="client left out")
-        else:
-            without.remove()
-        for ax in (terms, along, without):
-            ax.set_ylabel(f"change of the {loss}")
-        handles, labels = terms.get_legend_handles_labels()
-        style.legend(fig, handles, labels)
+        means = eigen.astype({"value": float}).pivot_table("value", "index", "metric")
+        if len(means):
+            means = means[["linear", "quadratic"]].reindex([*sorted(means.index[1:]), 0])
+            means.rename(index={0: "rest"}).plot.bar(ax=along, **BARS)
+        along.set(title="along eigenvectors", xlabel="eigenvector (mean of clients)")
+        error = np.nan_to_num(floats(effect["stderr"]))
+        point: dict[str, Any] = {**style.look(1).point, "elinewidth": 0.7}
+        without.errorbar(range(len(effect)), floats(effect["value"]), error, **point)
+        without.set_xticks(range(len(effect)), [f"{k:g}" for k in effect["client"]])
+        without.set(title="average without a client", xlabel="client left out")
+        for ax, has_rows in ((terms, True), (along, len(means)), (without, len(effect))):
+            if not has_rows:
+                ax.remove()
+                continue
+            ax.set_ylabel(f"change of the {rows['slice'].dropna().iloc[0]} loss")
+            places, texts = list(ax.get_xticks()), ax.get_xticklabels()
+            stride = -(-len(places) // 8)  # the last one always has its name
+            ax.set_xticks(places[::-stride], [t.get_text() for t in texts[::-stride]], rotation=0)
+            ax.axhline(0, color="black", linewidth=0.6)
+            ax.grid(True, axis="y")
+        style.legend(fig, *terms.get_legend_handles_labels())
         fig.suptitle(f"round {int(rows['round'].iloc[0])}", fontsize=8.5)
     return fig
-
-
-def bars(
-    ax: Axes, values: Mapping[str, np.ndarray], looks: Mapping[str, style.Look], names: list[str]
-) -> None:
-    """Stacked bars, those below zero downwards."""
-    up, down = np.zeros(len(names)), np.zeros(len(names))
-    for term, numbers in values.items():
-        bottom = np.where(numbers >= 0, up, down)
-        colors: dict[str, Any] = {
-            "color": looks[term].color,
-            "edgecolor": "white",
-            "linewidth": 0.3,
-        }
-        ax.bar(range(len(names)), numbers, 0.72, bottom, label=TERMS[term], **colors)
-        up, down = up + np.fmax(numbers, 0), down + np.fmin(numbers, 0)
-    frame_of(ax, names)
-
-
-def frame_of(ax: Axes, names: list[str]) -> None:
-    """A line at zero, and about eight of the names, the last among them."""
-    stride = -(-len(names) // 8)
-    places = range(len(names) - 1, -1, -stride)
-    ax.set_xticks(places, [names[i] for i in places])
-    ax.axhline(0, color="black", linewidth=0.6)
-    ax.grid(True, axis="y")
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -241,10 +201,12 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     lines = []
     for client in only(last, metric="change")["client"]:
         rows = only(last, client=client)
-        line = {m: number(rows, m) for m in ("change", *TERMS, "effect")}
-        line["stderr"] = number(rows, "effect", column="stderr")
-        lines.append({"client": "all" if pd.isna(client) else f"{client:g}", **line})
-    yield Small(lines, SUMMARY)
+        line: Row = {"client": "all" if pd.isna(client) else f"{client:g}"}
+        line |= {m: number(rows, m) for m in ("change", *TERMS)}
+        line["effect"] = number(rows, "effect")
+        lines.append({**line, "stderr": number(rows, "effect", column="stderr")})
+    headings = {"effect": "without it", "stderr": "± stderr"}
+    yield Small(lines, {name: headings.get(name, name) for name in lines[0]})
     yield from missing_notes(frame)
 
 

@@ -203,10 +203,11 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.set(xlabel="clients, worst first", ylabel="accuracy", xticks=[], ylim=(-0.03, 1.03))
         style.percents(ax.yaxis)
         ax.grid(True)
+        ax.axvspan(-0.5, -(-len(y) // 10) - 0.5, color=style.look(1).color, alpha=0.2, linewidth=0)
         about = f"round {int(rows['round'].iloc[0])}; bars: 95 % intervals; dotted: mean {mean:.1%}"
-        about += f"\nworst tenth {worst:.1%}, Gini {style.number(spread, 2)}, "
-        about += f"ECE {style.number(error, 2)} (by chance {style.number(chance, 2)})"
-        ax.set_title(about, fontsize=7)
+        about += f"\nshaded: worst tenth, {worst:.1%}; Gini {style.number(spread, 2)}"
+        about += f"\nECE {style.number(error, 2)} (by chance {style.number(chance, 2)})"
+        fig.suptitle(about, fontsize=7)
     return fig
 
 

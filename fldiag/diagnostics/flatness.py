@@ -27,8 +27,7 @@ from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean
-from fldiag.results.select import number, only, spread_rounds
+from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Note, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History
@@ -47,18 +46,6 @@ LOOKS = {
     "parts: mean of Fₖ at wₖ": style.look(1),
     "parts at one point: mean of Fₖ at w": style.look(2),
 }
-SUMMARY = {
-    "round": "round",
-    "measure": "measure",
-    "whole": "F at w",
-    "trained": "F_k at w_k",
-    "gap": "gap",
-    "stderr": "± stderr",
-    "aggregated": "F_k at w",
-    "gap at w": "gap at w",
-}
-
-
 # Of one model
 
 
@@ -118,21 +105,19 @@ def flatness_rows(
         note = f"{owner} is left out: {error.what}"
         return [{**columns, "metric": "missing", "value": None, "note": note}]
     trace, stderr = result.trace()
-    eigenvalue: Row = {"metric": "eigenvalue", "index": 1, "estimator": "lanczos"}
-    eigenvalue |= {"value": float(pairs.values[0]), "converged": bool(pairs.converged[0])}
-    errors = {"residual": float(pairs.residuals[0]), "bound": float(pairs.bounds[0])}
+    eigenvalue = {"value": float(pairs.values[0]), "converged": bool(pairs.converged[0])}
+    eigenvalue |= {"residual": float(pairs.residuals[0]), "bound": float(pairs.bounds[0])}
     exactness = {"estimator": result.estimator(), "converged": result.converged}
     rows += [
         {**adaptive, "metric": "adaptive_sharpness"},
-        {**eigenvalue, **errors},
+        {"metric": "eigenvalue", "index": 1, "estimator": "lanczos", **eigenvalue},
         {"metric": "trace", "value": trace, "stderr": stderr, **exactness},
     ]
     training = history.training
     if moment == "trained" and "lr" in training and training.get("optimizer", "sgd") == "sgd":
         half = float(training["lr"]) * float(training.get("lr_decay", 1.0)) ** (r - 1) / 2
-        numbers = {"value": eigenvalue["value"], **errors}
-        scaled = {key: half * value for key, value in numbers.items()}
-        rows.append({**eigenvalue, "metric": "stability", **scaled})
+        scaled = {key: half * eigenvalue[key] for key in ("value", "residual", "bound")}
+        rows.append({**eigenvalue, **scaled, "metric": "stability", "estimator": "lanczos"})
     columns |= {"moment": moment, "scope": "global" if client is None else "client"}
     columns |= {"slice": name, "n_examples": problem.n}
     return [{**columns, **row} for row in rows]
@@ -142,7 +127,7 @@ def flatness_rows(
 
 
 def gap_rows(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
-    """``…_parts`` and ``…_gap`` of every measure of a round, at the trained weights and at one point; the mean stability.
+    """``…_parts`` and ``…_gap`` of every measure of a round, at the trained weights and at one point.
 
     ``sizes``: examples by client."""
     gaps: list[Row] = []
@@ -166,10 +151,6 @@ def gap_rows(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
                 # at one point the whole is of the same clients: other clients would move both
                 gap["stderr"] = mean["stderr"] if moment == "trained" else None
             gaps += [{**mean, "metric": f"{metric}_parts", "slice": "client:*/train"}, gap]
-    values = [row["value"] for row in rows if row["metric"] == "stability"]
-    about: Row = {"metric": "stability", "moment": "trained", "slice": "client:*/train"}
-    about |= {"estimator": "lanczos", "n_clients": len(values)}
-    gaps += [{**about, **sample_mean(values)}] if values else []
     return [{"scope": "global", **row} for row in gaps]
 
 
@@ -212,38 +193,28 @@ def draw(frame: pd.DataFrame) -> Figure:
         for ax, (metric, title) in zip(axes, MEASURES.items(), strict=True):
             rows, parts = only(frame, metric=metric), only(frame, metric=f"{metric}_parts")
             dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
-            curves = [only(rows, scope="global"), only(parts, moment="trained")]
-            curves = [
-                curves[0].assign(stderr=None),
-                curves[1],
-                only(parts, moment="aggregated").assign(stderr=None),
-            ]
+            whole = only(rows, scope="global").assign(stderr=None)  # over examples
+            curves = whole, *(only(parts, moment=m) for m in ("trained", "aggregated"))
             lines(ax, dict(zip(LOOKS, curves, strict=True)), LOOKS)
-            values = pd.concat([rows["value"], parts["value"]])
-            wide_range(ax, floats(values.dropna()))
+            wide_range(ax, floats(pd.concat([rows["value"], parts["value"]]).dropna()))
             ax.set_title(title)
         style.legend_of_runs(fig, LOOKS)
     return fig
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """Whole, parts and gaps of some rounds, and how many numbers are masked."""
+    """Whole, parts and gaps of the last round, and how many numbers are masked."""
+    last = only(frame, scope="global", round=last_round(frame, "trace_gap"))
     yield Say("F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights")
-    whole, lines = only(frame, scope="global"), []
-    rounds = spread_rounds(whole, "trace_gap", 6)
-    for r in rounds:
-        for metric, text in MEASURES.items():
-            rows = only(whole, round=r)
-            line: Row = {"round": r, "measure": text, "whole": number(rows, metric)}
-            for moment, gap in (("trained", "gap"), ("aggregated", "gap at w")):
-                line[moment] = number(rows, f"{metric}_parts", moment=moment)
-                line[gap] = number(rows, f"{metric}_gap", moment=moment)
-            at = {"column": "stderr", "moment": "trained"}
-            lines.append({**line, "stderr": number(rows, f"{metric}_gap", **at)})
-    yield Small(lines, SUMMARY)
-    stability = only(whole, metric="stability", round=rounds)
-    cells = stability[["round", "value"]].to_dict("records")
-    yield Small(cells, {"round": "round", "value": "lr λ1 / 2, mean over clients"})
+    cells: list[Row] = []
+    for metric, text in MEASURES.items():
+        cell: Row = {"measure": text, "F at w": number(last, metric)}
+        for moment, at in (("trained", "w_k"), ("aggregated", "w")):
+            cell[f"F_k at {at}"] = number(last, f"{metric}_parts", moment=moment)
+            gaps = only(last, metric=f"{metric}_gap", moment=moment)
+            cell |= {f"gap at {at}": number(gaps), f"± at {at}": number(gaps, column="stderr")}
+        cells.append(cell)
+    yield Small(cells, {name: name for name in cells[0]})
     masked = only(frame, masked=True)
     masked = masked[masked["metric"] != "missing"]
     if len(masked):
@@ -306,9 +277,9 @@ def flatness(
       most 0. ``stderr``: over the clients as a sample, the whole as it is (none of a gap at one point, where other clients
       would move the whole with its parts); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add
       up to.
-    - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round), and its mean. Above 1, gradient
-      descent without momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read).
-      None where the run does not say lr, or its optimizer is not SGD.
+    - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round). Above 1, gradient descent without
+      momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read). None where the run
+      does not say lr, or its optimizer is not SGD.
 
     Cost of a measured round: a spectrum, a trace and some gradients on all data for the whole, as much for the parts at w, and
     again the trained clients' share of it.

@@ -186,7 +186,7 @@ def over_rounds(rows: list[Row]) -> list[Row]:
             elif row["round"] == 1:
                 cells.append({**row, "round": 0})
     wide = pd.DataFrame(cells, columns=["round", "index", "value", "stderr", "n_examples", "slice"])
-    if not wide["round"].any():
+    if wide["round"].nunique() < 2:
         return []
     base = {"moment": "aggregated", "scope": "global", "slice": wide.pop("slice").iloc[0]}
     wide = wide.astype(float).pivot(index="round", columns="index")
@@ -195,51 +195,47 @@ def over_rounds(rows: list[Row]) -> list[Row]:
     changes: list[Row] = []
     for t, values in (later - later.cummax().shift()).iloc[1:].iterrows():
         about = {**base, "metric": "backward_transfer", "round": int(t)}
-        each = [{"index": int(c), "value": v, "n_examples": n[c]} for c, v in values.items()]
-        changes += [{**about, **row} for row in with_mean(each) if not np.isnan(row["value"])]
-        changes += [{**about, **row, "value": None} for row in each if np.isnan(row["value"])]
+        changes += class_rows(about, pd.DataFrame({"value": values, "n_examples": n}))
     last = int(accuracy.index[-1])
-    each = []
-    for c in accuracy.columns:
-        row = {"index": int(c), "value": np.nan, "n_examples": n[c]}
-        past = accuracy[c].loc[: last - 1].dropna()
-        if np.isnan(accuracy.at[last, c]):
-            row["note"] = f"too few examples of the class, or round {last} gives no numbers"
-        elif past.empty:
-            row["note"] = "no model before the last round is stored"
-        else:
-            best = past.iloc[::-1].idxmax()  # the latest of equal maxima
-            row |= {"value": past[best] - accuracy.at[last, c], "since": int(best)}
-            row |= {"stderr": math.hypot(stderr.at[best, c], stderr.at[last, c])}
-            row["compared"] = len(past)
-        each.append(row)
-    *each, mean = with_mean(each)
+    past = accuracy.loc[: last - 1]
+    since = past.fillna(-1).iloc[::-1].idxmax()  # the latest of equal maxima
+    cells = pd.DataFrame({"value": past.max() - accuracy.loc[last], "n_examples": n})
+    best = [stderr.at[t, c] for c, t in since.items()]
+    cells["stderr"], cells["since"] = np.hypot(best, stderr.loc[last]), since
+    cells["compared"] = past.notna().sum()
+    about = {**base, "metric": "average_forgetting", "round": last}
+    *each, mean = class_rows(about, cells)
     missing = sorted({*range(last)} - {*accuracy.index.astype(int)})
-    if not np.isnan(mean["value"]):
+    if mean["value"] is not None:
         mean["compared"] = last - len(missing)
         if missing:
-            which = ", ".join(map(str, missing[:3])) + ", …" * (len(missing) > 3)
-            rest = f"{counted(len(missing), 'round')} ({which}) gave no numbers"
+            rest = (
+                f"{counted(len(missing), 'round')} ({', '.join(map(str, missing))}) gave no numbers"
+            )
             mean["note"] = (
                 f"the best of {mean['compared']} of {last} rounds before the last, as {rest}"
             )
-    about = {**base, "metric": "average_forgetting", "round": last}
-    changes += [{**about, **row} for row in (*each, mean)]
-    return [{**row, "value": None if pd.isna(row["value"]) else row["value"]} for row in changes]
+    return [*changes, *each, mean]
 
 
-def with_mean(each: list[Row]) -> list[Row]:
-    """Rows of classes, and of their mean over those that have a value; errors are taken as independent."""
-    rows = [row for row in each if not np.isnan(row["value"])]
-    mean: Row = {"value": np.nan, "n_examples": sum(int(row["n_examples"]) for row in rows)}
-    if rows:
-        mean["value"] = float(np.mean([row["value"] for row in rows]))
-        if "stderr" in rows[0]:
-            error = float(np.sqrt(np.square([row["stderr"] for row in rows]).sum())) / len(rows)
-            mean |= {"stderr": error, "n_classes": len(rows)}
+def class_rows(about: Row, cells: pd.DataFrame) -> list[Row]:
+    """A row a class, and one of their mean over those that have a value; errors are taken as independent."""
+    known = cells.dropna(subset=["value"])
+    note = "too few examples of the class, or no numbers of the last round or of those before"
+    nothing = {"value": None, "stderr": None, "note": note}
+    rows = [
+        {**about, "index": int(c), **(row if c in known.index else {**row, **nothing})}
+        for c, row in zip(cells.index, cells.to_dict("records"), strict=True)
+    ]
+    mean: Row = {**about, "value": None, "n_examples": int(known["n_examples"].sum())}
+    if known.empty:
+        mean["note"] = rows[0].get("note")
     else:
-        mean["note"] = each[0].get("note")
-    return [*each, mean]
+        mean["value"] = float(known["value"].mean())
+        if "stderr" in known:
+            error = float(np.sqrt(np.square(known["stderr"]).sum())) / len(known)
+            mean |= {"stderr": error, "n_classes": len(known)}
+    return [*rows, mean]
 
 
 def class_examples(history: History, clients: set[int]) -> list[Row]:

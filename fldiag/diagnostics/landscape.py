@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.standing import at_centre
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 
 #: Points along an axis. Of all these lines some are evaluated: every fourth; more in the middle; every second; all.
@@ -45,9 +46,9 @@ LINES = (
     range(0, POINTS, 2),
     range(POINTS),
 )
-#: More lines are evaluated only if the spline through those before misses one of ``CHECKS`` of their points by more than ``RTOL``
-#: of the range. They are those where bicubic and bilinear interpolation differ most; on eight surfaces of digits the spline then
-#: missed none of the 41 x 41 points by more than 0.4 %.
+#: More lines are evaluated only if the spline through those before misses a point by more than ``RTOL`` of the range. ``CHECKS``
+#: points are tried: half of them where bicubic and bilinear interpolation differ most, half where bicubic and biquadratic do. On
+#: eight surfaces of digits the spline then missed none of the 41 x 41 points by more than 0.45 %.
 CHECKS, RTOL = 16, 0.0035
 #: A loss that spans more than this factor is drawn as its logarithm.
 WIDE = 30
@@ -66,9 +67,8 @@ COLUMNS = {
     "slice": "slice",
     "n_examples": "n",
     "loss": "loss",
-    "value": "λ1",
-    "residual": "± (residual)",
-    "converged": "converged",
+    "points": f"of {POINTS**2:,} points",
+    "miss": "largest miss, % of the range",
 }
 
 # -- what is measured
@@ -86,46 +86,43 @@ def is_wide(losses: np.ndarray) -> bool:
     return bool(losses.min() > 0 and losses.max() > WIDE * losses.min())
 
 
-def lattice(lines: Sequence[int]) -> list[tuple[int, int]]:
-    """The indices (of x, of y) of the points of some lines, row by row."""
-    return [(i, j) for j in lines for i in lines]
-
-
 def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray) -> list[Row]:
-    """The losses at a nested subset of the grid, and how far the spline through it misses others."""
-    values: dict[tuple[int, int], tuple[float, Any]] = {}
+    """The losses where some lines of the grid cross, and how far the spline through them misses others."""
+    known: dict[tuple[int, int], tuple[float, Any]] = {}
 
-    def evaluate(places: Iterable[tuple[int, int]]) -> np.ndarray:
-        places = list(places)
-        new = [place for place in places if place not in values]
+    def evaluate(places: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The losses at places (index of x, of y)."""
+        new = [place for place in dict.fromkeys(places) if place not in known]
         points = [(float(axis[i]), float(axis[j])) for i, j in new]
         name = "point {0[0]:g}, {0[1]:g}".format
         losses = workspace().map(loss_at, (problem, axes), points, name=name)
-        values.update(zip(new, losses, strict=True))
-        return np.array([values[place][0] for place in places])
+        known.update(zip(new, losses, strict=True))
+        return np.array([known[place][0] for place in places])
 
     rows: list[Row] = []
-    for lines, more in zip(LINES, [*LINES[1:], ()], strict=True):
-        coarse = axis[list(lines)]
-        losses = evaluate(lattice(lines)).reshape(len(coarse), -1)
-        others = np.array([place for place in lattice(more) if place not in values])
-        if not len(others) or not np.isfinite(losses).all():
+    for lines in LINES:
+        places = [(i, j) for j in lines for i in lines]
+        losses = evaluate(places).reshape(len(lines), -1)
+        more = sorted({*lines, *((a + b) // 2 for a, b in pairwise(lines))})
+        if len(more) == len(lines) or not np.isfinite(losses).all():
             continue
+        coarse, fine = axis[list(lines)], axis[more]
         height = np.log if is_wide(losses) else np.positive
-        spline, linear = (
-            RectBivariateSpline(coarse, coarse, height(losses), kx=k, ky=k) for k in (3, 1)
+        cubic, *others = (
+            RectBivariateSpline(coarse, coarse, height(losses), kx=k, ky=k)(fine, fine)
+            for k in (3, 1, 2)
         )
-        i, j = others.T
-        apart = np.abs(spline.ev(axis[j], axis[i]) - linear.ev(axis[j], axis[i]))
-        i, j = others[np.argsort(-apart, kind="stable")[:CHECKS]].T
-        heights = height(np.maximum(evaluate(zip(i.tolist(), j.tolist(), strict=True)), 1e-300))
-        errors = np.abs(heights - spline.ev(axis[j], axis[i]))
-        miss = float(errors.max() / (np.ptp(height(losses)) or 1.0))
+        order = [np.argsort(-np.abs(cubic - other), None)[: CHECKS // 2] for other in others]
+        at = np.unravel_index(np.concatenate(order), cubic.shape)
+        checks = evaluate([(more[i], more[j]) for j, i in zip(*at, strict=True)])
+        misses = np.abs(height(np.maximum(checks, 1e-300)) - cubic[at])
+        miss = float(misses.max() / (np.ptp(height(losses)) or 1.0))
         if miss <= RTOL:
-            row: Row = {"metric": "interpolation_error", "estimator": "spline"}
-            rows.append({**row, "value": miss, "index": CHECKS})
+            row: Row = {"metric": "interpolation_error", "estimator": "spline", "value": miss}
+            rows.append({**row, "index": CHECKS})
             break
-    for (i, j), (value, stderr) in values.items():
+    for i, j in places:
+        value, stderr = known[i, j]
         row = {"metric": "loss", "estimator": "exact", "value": value, "stderr": stderr}
         rows.append({**row, "x": float(axis[i]), "y": float(axis[j])})
     return rows
@@ -133,15 +130,15 @@ def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray) -> list[Row]:
 
 def trajectory(problems: Sequence[Problem]) -> list[Problem]:
     """The checkpoints of the run that a problem was opened from, or several problems, in the order of their rounds."""
-    problems = list(problems)
-    if len(problems) == 1 and problems[0].run is not None:
-        (last,), run = problems, problems[0].run
-        places = np.linspace(0, len(run.rounds) - 1, min(len(run.rounds), LONGEST)).round()
-        stored = [run.checkpoint(run.rounds[int(i)]) for i in places]
-        problems = [last.at(c.state, labels={**last.labels, "round": c.round}) for c in stored]
-    numbers = [p.labels.get("round") for p in problems]
-    is_ordered = None not in numbers and len(set(numbers)) == len(numbers)
-    return sorted(problems, key=lambda p: p.labels["round"]) if is_ordered else problems
+    last, *others = problems
+    if not others and last.run is not None:
+        rounds = last.run.rounds
+        places = np.linspace(0, len(rounds) - 1, min(len(rounds), LONGEST)).round().astype(int)
+        stored = [last.run.checkpoint(rounds[i]) for i in places]
+        return [last.at(c.state, labels={**last.labels, "round": c.round}) for c in stored]
+    if None in {p.labels.get("round") for p in problems}:
+        return list(problems)
+    return sorted(problems, key=lambda p: p.labels["round"])
 
 
 def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, list[Row], float]:
@@ -184,31 +181,26 @@ def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, li
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Sharpness at the centre, and how far the surface can be trusted."""
-    grids = surfaces(frame)
     rows, columns = [], dict(COLUMNS)
-    for grid in grids:
-        centre = only(grid.rows, metric="loss", x=0, y=0).iloc[0]
-        row = {**centre[["run", "slice", "n_examples"]], "loss": centre["value"]}
-        values = only(grid.rows, metric="eigenvalue")
-        if len(values):
-            row |= values[["value", "residual"]].iloc[0].to_dict()
-            row["converged"] = bool(values["converged"].all())
-        for ratio in only(grid.rows, metric="eigenvalue_ratio").itertuples():
-            row["ratio"], columns["ratio"] = ratio.value, f"λ1/λ{int(ratio.index)}"
-        rows.append(row)
-    yield Small(rows, columns)
-    for grid in grids:
-        lead = f"{grid.run}: " if len(grids) > 1 else ""
+    for grid in surfaces(frame):
+        (row,) = only(grid.rows, metric="loss", x=0, y=0).to_dict("records")
         miss = number(grid.rows, "interpolation_error")
-        if miss is not None:
-            count = len(only(grid.rows, metric="loss"))
-            yield Say(
-                f"{lead}{count:,} of {POINTS**2:,} points evaluated; the spline through them misses {CHECKS} others by at most "
-                f"{100 * miss:.2g} % of the range"
-            )
-        values = only(grid.rows, metric="eigenvalue", index=[1, 2])
-        if (values["value"].abs() <= values["residual"]).any():
-            yield Note(f"{lead}an eigenvalue is zero within its error: its direction is arbitrary")
+        row |= {"loss": row["value"], "points": grid.losses.size}
+        row["miss"] = None if miss is None else 100 * miss
+        for top in only(grid.rows, metric="eigenvalue", index=1).itertuples():
+            row |= {"lambda_1": top.value, "residual": top.residual}
+            columns |= {"lambda_1": "λ1", "residual": "± (residual)"}
+        for ratio in only(grid.rows, metric="eigenvalue_ratio").itertuples():
+            k = int(ratio.index)
+            row[f"ratio_{k}"], columns[f"ratio_{k}"] = ratio.value, f"λ1/λ{k}"
+        rows.append(row)
+    yield Small([{c: row.get(c) for c in columns} for row in rows], columns)
+    values = only(frame, metric="eigenvalue")
+    if values["converged"].eq(False).any():
+        yield Note("not all eigenvalues converged: raise --max-products")
+    values = only(values, index=[1, 2])
+    if (values["value"].abs() <= values["residual"]).any():
+        yield Note("an eigenvalue is zero within its error: its direction is arbitrary")
 
 
 # -- what is drawn
@@ -216,7 +208,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @dataclass(frozen=True)
 class Surface:
-    """The evaluated part of a run's grid: ``axis`` [m] and ``losses`` [m, m], rows are y; and all rows of the run."""
+    """A run's losses where its grid was evaluated: ``axis`` [m], ``losses`` [m, m] with rows y; and all rows of the run."""
 
     run: str
     axis: np.ndarray
@@ -224,12 +216,11 @@ class Surface:
     rows: pd.DataFrame
 
     def numbers(self) -> str:
-        """λ1 and its ratio, by the index that it has."""
-        names = {"eigenvalue": "λ₁", "eigenvalue_ratio": "λ₁/λ"}
+        """λ1 with its residual, and its ratio, by the index that it has."""
         texts = []
-        for metric, name in names.items():
+        for name, metric in (("λ₁", "eigenvalue"), ("λ₁/λ", "eigenvalue_ratio")):
             for row in only(self.rows, metric=metric).head(1).dropna(subset=["value"]).itertuples():
-                name += chr(0x2080 + int(row.index)) if name.endswith("λ") else ""
+                name += chr(0x2080 + int(row.index)) if metric == "eigenvalue_ratio" else ""
                 texts.append(f"{name} = {style.number(row.value, 3)}")
         return ", ".join(texts)
 
@@ -240,15 +231,11 @@ def surfaces(frame: pd.DataFrame) -> list[Surface]:
     for run in dict.fromkeys(frame["run"]):
         rows = only(frame, run=run)
         points = only(rows, metric="loss").dropna(subset=["x", "y"])
-        lines = [list(n) for n in LINES if len(points) >= len(n) ** 2]
-        if not lines:
+        grid = points.pivot(index="y", columns="x", values="value")
+        if grid.shape not in {(len(lines), len(lines)) for lines in LINES}:
             raise FldiagError(f"run {run!r} has no whole grid of losses", "compute it again")
-        axis = np.linspace(-1, 1, POINTS) * points["x"].max()
-        grid = np.full((POINTS, POINTS), np.nan)
-        y, x = (np.searchsorted(axis, points[c] - 1e-3 * axis[-1]) for c in ("y", "x"))
-        grid[y, x] = points["value"]
-        losses = grid[np.ix_(lines[-1], lines[-1])]
-        result.append(Surface(str(run), axis[lines[-1]], losses, rows))
+        axis, losses = grid.columns.to_numpy(float), grid.to_numpy(float, na_value=np.nan)
+        result.append(Surface(str(run), axis, losses, rows))
     return result
 
 
@@ -266,15 +253,14 @@ class Scale:
             raise FldiagError("no loss of the landscape is finite", "choose a smaller --span")
         self.is_log = is_wide(losses)
         height = np.log10 if self.is_log else np.positive
-        self.low, most, top = (float(np.quantile(height(losses), q)) for q in (0, 0.95, 1))
+        self.low, most, top = np.quantile(height(losses), (0, 0.95, 1)).tolist()
         self.high = self.low + (min(1.5 * (most - self.low), top - self.low) or 1.0)
-        self.axes, self.heights = [], []
-        for grid in grids:
+        self.axes = [np.linspace(grid.axis[0], grid.axis[-1], FINE) for grid in grids]
+        self.heights = []
+        for grid, fine in zip(grids, self.axes, strict=True):
             # a spline through higher ones would swing
             z = np.fmin(height(grid.losses), 2 * self.high - self.low)
-            fine = np.linspace(grid.axis[0], grid.axis[-1], FINE)
             z = RectBivariateSpline(grid.axis, grid.axis, z)(fine, fine)
-            self.axes.append(fine)
             self.heights.append(np.clip(z, self.low, top))
 
     def ticks(self) -> list[float]:
@@ -338,9 +324,9 @@ def _draw_surface(
     # cells across the edge of the scale stay, cut flat: so the surface ends along a level line
     z = np.where(minimum_filter(z, 3) <= scale.high, np.minimum(z, scale.high), np.nan)
     colours = {"cmap": style.COLORMAP, "vmin": scale.low, "vmax": scale.high}
-    cells = {"rstride": 1, "cstride": 1, "linewidth": 0, "antialiased": False}
     # thousands of polygons show seams, and weigh much as vectors
-    ax.plot_surface(*np.meshgrid(fine, fine), z, **colours, **cells, rasterized=True)
+    cells = {"rstride": 1, "cstride": 1, "antialiased": False, "rasterized": True}
+    ax.plot_surface(*np.meshgrid(fine, fine), z, **colours, **cells, linewidth=0)
     ax.view_init(elev=26, azim=-57)
     ax.set_box_aspect((1, 1, 0.8), zoom=1.15)
     ax.patch.set_alpha(0)
@@ -349,42 +335,29 @@ def _draw_surface(
     ax.zaxis.set_major_formatter(scale.label)
     ax.tick_params(labelsize=6, pad=-3)
     labels = [*(name.partition(" (")[0] for name in names), "loss"]
-    for axis, label, pad in zip(
-        (ax.xaxis, ax.yaxis, ax.zaxis), labels, (-14, -14, -9), strict=True
-    ):
-        axis.set_label_text(label, fontsize=6)
-        axis.labelpad = pad
+    for axis, label, pad in zip("xyz", labels, (-14, -14, -9), strict=True):
+        getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=pad)
 
 
 def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale) -> Any:
     levels = np.linspace(scale.low, scale.high, 21)
     filled = ax.contourf(fine, fine, z, levels=levels, cmap=style.COLORMAP)
-    thin: dict[str, Any] = {
-        "colors": "white",
-        "linestyles": "solid",
-        "linewidths": 0.3,
-        "alpha": 0.7,
-    }
-    ax.contour(fine, fine, z, levels=levels, **thin)
+    thin: dict[str, Any] = {"colors": "white", "linestyles": "solid", "linewidths": 0.3}
+    ax.contour(fine, fine, z, levels=levels, **thin, alpha=0.7)
     way, models = (
         only(grid.rows, metric=metric).sort_values("index")[["x", "y"]].to_numpy(float)
         for metric in ("trajectory", "point")
     )
-    ax.plot(*way.T, color="black", linewidth=2)
-    ax.plot(*way.T, color="white", linewidth=1)
-    sides = ("start", "bottom"), ("end", "top")
-    for place, (text, va) in zip(way[[0, -1]] if len(way) else (), sides, strict=False):
-        shift: dict[str, Any] = {
-            "textcoords": "offset points",
-            "xytext": (0, 4 if va == "bottom" else -4),
-            "va": va,
-        }
-        shift["ha"] = "right" if place[0] > 0 else "left"
-        ax.annotate(text, place, color="white", fontsize=6.5, **shift)
-    dots = np.concatenate([way, models])
-    ax.plot(*dots.T, "o", color="white", markeredgecolor="black", markersize=3)
-    for colour, width in (("black", 2.6), ("white", 1.1)):
-        ax.plot(0, 0, "+", color=colour, markersize=8, markeredgewidth=width)
+    for colour, width, mark in (("black", 2.0, 2.6), ("white", 1.0, 1.1)):
+        ax.plot(*way.T, color=colour, linewidth=width)
+        ax.plot(0, 0, "+", color=colour, markersize=8, markeredgewidth=mark, zorder=3)
+    ax.plot(*np.concatenate([way, models]).T, "wo", markeredgecolor="black", markersize=3)
+    for text, place in zip(("start", "end"), way[[0, -1]] if len(way) else (), strict=False):
+        inwards: dict[str, Any] = {"ha": "right" if place[0] > 0 else "left"}
+        shift: Any = (0, 4 if text == "start" else -10)
+        ax.annotate(
+            text, place, shift, textcoords="offset points", color="w", fontsize=6.5, **inwards
+        )
     ax.locator_params(nbins=4, prune="both")
     ax.spines[:].set_visible(True)
     return filled
@@ -400,7 +373,6 @@ def page(frame: pd.DataFrame) -> Section:
         f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)
     }
     scene["zaxis"] |= {"range": [scale.low, scale.high], **marks}
-    layout = {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}
     for grid, fine, z in zip(grids, scale.axes, scale.heights, strict=True):
         trace = {
             "type": "surface",
@@ -415,7 +387,7 @@ def page(frame: pd.DataFrame) -> Section:
             "colorbar": marks,
         }
         caption = ": ".join(filter(None, [grid.run, grid.numbers()]))
-        charts.append(Chart(caption, [trace], layout))
+        charts.append(Chart(caption, [trace], {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}))
     lead = "Drag to turn, scroll or pinch to zoom. Surfaces are splines through evaluated points."
     return Section("landscape", "Loss landscape", lead, charts=charts)
 
@@ -464,10 +436,10 @@ def landscape(
     last two, coordinates are Euclidean distances, and the surface has the buffers of the weights at its centre everywhere.
 
     The grid has 41 x 41 points from -``span`` to ``span``. Every fourth line is evaluated first (11 x 11 points), then 16 points
-    between them, where bicubic and bilinear interpolation differ most. If the bicubic spline misses one of these by more than
-    0.35 % of the range (of the logarithm, where losses span more than a factor of 30), more lines are evaluated in the middle (15
-    x 15 points), and likewise every second line (21 x 21) and all. On eight surfaces of digits the spline then missed no point of
-    all 41 x 41 by more than 0.4 %. Row ``interpolation_error``: the largest miss of the 16 points as a share of the range; none
+    between them, where interpolations of three orders differ most. If the bicubic spline misses one of these by more than 0.35 %
+    of the range (of the logarithm, where losses span more than a factor of 30), more lines are evaluated in the middle (15 x 15
+    points), and likewise every second line (21 x 21) and all. On eight surfaces of digits the spline then missed no point of all
+    41 x 41 by more than 0.45 %. Row ``interpolation_error``: the largest miss of the 16 points as a share of the range; none
     where all points are evaluated.
 
     Cost: from 137 evaluations of the slice.

@@ -26,9 +26,13 @@ from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 
-#: Metric -> the column that is shown.
-METRICS = {"aggregation_error": "value", "misalignment": "scaled", "effective_rank": "value"}
-#: Layers drawn; of more, those with the largest error in the last round, and the mean over all.
+#: Metric -> the name of its axis, and the column that is shown.
+METRICS = {
+    "aggregation_error": ("aggregation error", "value"),
+    "misalignment": ("misalignment / its maximum", "scaled"),
+    "effective_rank": ("effective rank", "value"),
+}
+#: Layers drawn: those with the largest error in the last round.
 MOST = 6
 
 
@@ -99,34 +103,29 @@ def procrustes(first: Tensor, second: Tensor) -> float:
 def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     """metric, layer, round -> the number shown, a mean over pairs of clients."""
     pieces = [
-        only(frame, metric=metric).assign(value=lambda rows, c=column: floats(rows[c]))
-        for metric, column in METRICS.items()
+        only(frame, metric=m).assign(value=lambda rows, c=column: floats(rows[c]))
+        for m, (_, column) in METRICS.items()
     ]
     rows = pd.concat(pieces).dropna(subset=["value", "layer"])
-    keys = ["metric", "layer", "round"]
-    return rows.groupby(keys, as_index=False, sort=False)["value"].mean()
+    return rows.groupby(["metric", "layer", "round"], as_index=False, sort=False)["value"].mean()
 
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Aggregation error, misalignment (mean over the pairs of clients, as a share of the largest possible) and effective rank of
-    the mean update, over the rounds: a line a layer. Raises FldiagError for a table without these."""
+    the mean update, over the rounds: a line a layer, of at most six. Raises FldiagError for a table without these."""
     select(frame, "aggregation_error", "picture of adapters")
-    means = by_layer(frame)
-    layers = list(dict.fromkeys(means["layer"]))
-    if len(layers) > MOST:
-        last = only(means, metric="aggregation_error", round=last_round(means))
-        top = list(last.nlargest(MOST, "value")["layer"])
-        mean = means.groupby(["metric", "round"], as_index=False)["value"].mean()
-        name = f"mean of {len(layers)} layers"
-        means, layers = pd.concat([means, mean.assign(layer=name)]), [*top, name]
-    looks = style.looks(layers)
-    labels = ("aggregation error", "misalignment / its maximum", "effective rank")
+    means = by_layer(frame).assign(stderr=None)
+    last = only(means, metric="aggregation_error", round=last_round(means))
+    top = set(last.nlargest(MOST, "value")["layer"])
+    looks = style.looks(layer for layer in means["layer"] if layer in top)
     with style.paper():
         fig, axes = style.panels(len(METRICS), 2.15)
-        for ax, metric, label in zip(axes, METRICS, labels, strict=True):
-            rows = only(means, metric=metric).assign(stderr=None)
-            lines(ax, {layer: only(rows, layer=layer) for layer in layers}, looks)
+        for ax, (metric, (label, _)) in zip(axes, METRICS.items(), strict=True):
+            lines(ax, {v: only(means, metric=metric, layer=v) for v in looks}, looks)
             ax.set_ylabel(label)
+        more = means["layer"].nunique() - len(looks)
+        if more > 0:
+            fig.suptitle(f"{more} layers with smaller errors are in the table", fontsize=7)
         style.legend_of_runs(fig, looks)
     return fig
 

@@ -7,7 +7,6 @@ data) and as its released code computes them (one trace a parameter tensor, all 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,7 +16,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from torch import Tensor
 
@@ -38,31 +36,12 @@ FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
 DATA = {"client": "own data", "global": "all clients' data"}
 
 
-class Unit(NamedTuple):
-    """A model on one slice: the client at a place of the round (None: the aggregated model), on whose data."""
-
-    round: int
-    place: int | None
-    data: str
-
-    def __str__(self) -> str:
-        return f"round {self.round}, model {self.place}, {DATA[self.data]}"
-
-
-@dataclass(frozen=True)
-class Curvature:
+class Curvature(NamedTuple):
     """What is kept of a Hessian, on the CPU.
 
-    Args:
-        client: whose model it is; -1: the aggregated one.
-        n: examples.
-        rows: of the table.
-        vectors: by form, D and the standard errors of its entries (None: exact).
-        converged: by form.
-        estimator: of D.
-        space: top eigenvectors [k, P]; None where they were not asked for.
-        is_defined: whether none of their eigenvalues is zero, so that they are not arbitrary.
-        is_converged: whether they converged.
+    ``client``: whose model it is (-1: the aggregated one). ``n``: examples. ``rows``: of the table. ``vectors``: by form, D and
+    the standard errors of its entries (None: exact). ``converged``: by form. ``estimator``: of D. ``space``: top eigenvectors
+    [k, P]; None where they were not asked for, or an eigenvalue is zero, so that they are arbitrary.
     """
 
     client: int
@@ -71,9 +50,12 @@ class Curvature:
     vectors: dict[str, tuple[Tensor, Tensor | None]]
     converged: dict[str, bool]
     estimator: str
-    space: Tensor | None = None
-    is_defined: bool = False
-    is_converged: bool = True
+    space: Tensor | None
+    is_converged: bool
+
+
+#: A model on one slice: the round, the client's place in it (None: the aggregated model), and on whose data.
+Unit = tuple[int, int | None, str]
 
 
 # Hessians
@@ -84,34 +66,33 @@ def round_rows(
 ) -> list[Row]:
     """All rows of a round. A client whose Hessian cannot be computed is noted and left out."""
     # the longest first: the aggregated model, then clients on all clients' data, then on their own
-    units = [Unit(stored.round, None, "global")]
+    units: list[Unit] = [(stored.round, None, "global")]
     units += [
-        Unit(stored.round, j, place) for place in reversed(places) for j in range(len(stored.ids))
+        (stored.round, j, place) for place in reversed(places) for j in range(len(stored.ids))
     ]
-    options = {**options, "spectrum_on": places[0]}
-    whole, *parts = workspace().map(hessian, history, units, **options)
-    rows: list[Row] = []
-    noted: set[int | None] = set()
-    spaces: list[Curvature] = []
+    results = workspace().map(hessian, history, units, spectrum_on=places[0], **options)
+    groups: dict[str, list[Curvature]] = {}
+    whole, rows, errors = None, list[Row](), dict[int | None, FldiagError]()
+    for (_, j, place), result in zip(units, results, strict=True):
+        if isinstance(result, FldiagError):
+            errors.setdefault(None if j is None else stored.ids[j], result)
+        elif j is None:
+            whole = result
+        else:
+            groups.setdefault(place, []).append(result)
+    for client, error in errors.items():
+        who = "the aggregated model" if client is None else f"client {client}"
+        history.note(stored.round, f"{who} is left out: {error.what}", client)
+    if len(groups) < len(places):
+        raise next(iter(errors.values()))
     for place in places:
-        results = [r for (_, _, p), r in zip(units[1:], parts, strict=True) if p == place]
-        clients = [result for result in results if isinstance(result, Curvature)]
-        for client, result in zip(stored.ids, results, strict=True):
-            if isinstance(result, FldiagError) and client not in noted:
-                history.note(stored.round, f"client {client} is left out: {result.what}", client)
-                noted.add(client)
-        if not clients:
-            raise results[0]
-        if len(clients) == 1:
-            who = f"only client {clients[0].client} on {place} data"
+        if len(groups[place]) == 1:
+            who = f"only client {groups[place][0].client} on {place} data"
             history.note(stored.round, f"{who}: there are no pairs to compare")
-        rows += [row for client in clients for row in client.rows]
-        rows += [row for form in FORMS for row in matching_rows(clients, form, place)]
-        spaces += [client for client in clients if client.space is not None]
-    if isinstance(whole, FldiagError):
-        history.note(stored.round, f"the aggregated model is left out: {whole.what}")
-        return rows + overlap_rows(spaces, None, slice_of(places[0]))
-    return rows + whole.rows + overlap_rows(spaces, whole, slice_of(places[0]))
+        rows += [row for client in groups[place] for row in client.rows]
+        rows += [row for form in FORMS for row in matching_rows(groups[place], form, place)]
+    rows += whole.rows if whole else []
+    return rows + (overlap_rows(groups[places[0]], whole, places[0]) if options["k"] else [])
 
 
 def slice_of(place: str) -> str:
@@ -130,7 +111,8 @@ def hessian(
 ) -> Curvature | FldiagError:
     """The Hessian of one model on one slice; the top eigenvectors of a client's on ``spectrum_on`` alone."""
     round, j, place = unit
-    stored, show = history.stored(round), workspace().show
+    stored = history.stored(round)
+    options: dict[str, Any] = {"seed": seed, "progress": workspace().show}
     labels: dict[str, Any] = {"moment": "aggregated", "scope": "global"}
     weights, client = (stored.aggregated, stored.buffers), -1
     examples, name = history.pool.clients, "train"
@@ -143,43 +125,31 @@ def hessian(
         problem = history.problem(weights, examples, name, **labels)
         if not bool(torch.isfinite(problem.w).all()):
             raise FldiagError("its weights are not finite")
-        whole = diagonal(
-            problem,
-            rtol=rtol,
-            entries=True,
-            max_products=max_products,
-            seed=seed,
-            progress=show,
-        )
+        whole = diagonal(problem, rtol=rtol, entries=True, max_products=max_products, **options)
         rows = problem.centre.rows(problem) + diagonal_rows(whole, rtol)
-        space: dict[str, Any] = {}
+        space, is_converged = None, True
         if k and (j is None or place == spectrum_on):
             most = max(100, 8 * k, max_products)
             # strict: the overlaps are of the vectors
-            pairs = eigenpairs(problem, k, strict=True, max_products=most, seed=seed, progress=show)
+            pairs = eigenpairs(problem, k, strict=True, max_products=most, **options)
             rows += eigenvalue_rows(problem, pairs, matrix="hessian")
-            sizes = np.abs(pairs.values)
-            space = {
-                "space": pairs.vectors.to("cpu", problem.dtype),
-                "is_defined": bool(sizes.min() > problem.noise * sizes.max()),
-                "is_converged": bool(pairs.converged.all()),
-            }
+            sizes, is_converged = np.abs(pairs.values), bool(pairs.converged.all())
+            if sizes.min() > problem.noise * sizes.max():
+                space = pairs.vectors.to("cpu", problem.dtype)
     except FldiagError as error:
         return error
     noise = whole.vector_stderr()
     traces, errors = np.array([whole.trace([n]) for n in problem.layout.names], dtype=float).T
     errors = np.nan_to_num(errors)
     is_close = np.linalg.norm(errors) <= rtol * np.linalg.norm(traces)
+    noise = None if noise is None else noise.to("cpu", problem.dtype)
     common = {**problem.common, "data": None if j is None else place}
     return Curvature(
         client,
         problem.n,
         [{**common, **row} for row in rows],
         {
-            "diag": (
-                whole.vector().to("cpu", problem.dtype),
-                None if noise is None else noise.to("cpu", problem.dtype),
-            ),
+            "diag": (whole.vector().to("cpu", problem.dtype), noise),
             "tensor_trace": (
                 torch.from_numpy(traces),
                 None if noise is None else torch.from_numpy(errors),
@@ -187,7 +157,8 @@ def hessian(
         },
         {"diag": whole.converged, "tensor_trace": bool(is_close)},
         whole.estimator(),
-        **space,
+        space,
+        is_converged,
     )
 
 
@@ -216,11 +187,12 @@ def matching_rows(clients: Sequence[Curvature], form: str, place: str) -> list[R
     is_exact = all(errors is None for _, errors in vectors)
     common: Row = {"diag_mode": form, "data": place, "moment": "trained", "slice": slice_of(place)}
     common["estimator"] = " and ".join(sorted({client.estimator for client in clients}))
+    is_global, sizes = place == "global", [client.n for client in clients]
     rows: list[Row] = []
     for metric, compare in (("H_N", norm_difference), ("H_D", cosine)):
         values = []
-        for i, j in combinations(range(len(clients)), 2):
-            (value, error), a, b = compare(directions[i], directions[j]), clients[i], clients[j]
+        for (a, of_a), (b, of_b) in combinations(zip(clients, directions, strict=True), 2):
+            value, error = compare(of_a, of_b)
             is_defined = not np.isnan(value)
             values += [value] * is_defined
             pair = {"scope": "pair", "client": a.client, "client_b": b.client}
@@ -228,23 +200,16 @@ def matching_rows(clients: Sequence[Curvature], form: str, place: str) -> list[R
                 "value": value if is_defined else None,
                 "stderr": None if is_exact or not np.isfinite(error) else error,
                 "converged": a.converged[form] and b.converged[form],
-                "n_examples": a.n if place == "global" else a.n + b.n,
+                "n_examples": a.n if is_global else a.n + b.n,
             }
             rows.append({**common, "metric": metric, **pair, **numbers})
         # a client without curvature has no direction, not even with itself
-        selves = [compare(d, d)[0] for d in directions]
-        selves = [value for value in selves if not np.isnan(value)]
+        selves = [value for value in (compare(d, d)[0] for d in directions) if not np.isnan(value)]
         for has_self_pairs, terms in ((False, values), (True, [*values, *values, *selves])):
-            sizes = [client.n for client in clients]
-            whole: Row = {
-                "scope": "global",
-                "self_pairs": has_self_pairs,
-                "value": float(np.mean(terms)) if terms else None,
-                "converged": all(client.converged[form] for client in clients),
-                "n_clients": len(clients),
-                "n_examples": sizes[0] if place == "global" else sum(sizes),
-            }
-            rows.append({**common, "metric": metric, **whole})
+            whole: Row = {"metric": metric, "scope": "global", "self_pairs": has_self_pairs}
+            whole |= {"value": float(np.mean(terms)) if terms else None, "n_clients": len(clients)}
+            whole["converged"] = all(client.converged[form] for client in clients)
+            rows.append({**common, **whole, "n_examples": sizes[0] if is_global else sum(sizes)})
     return rows
 
 
@@ -276,39 +241,35 @@ def cosine(a: Direction, b: Direction) -> tuple[float, float]:
     return value, float(torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt())
 
 
-def overlap(a: Tensor, b: Tensor) -> float:
+def overlap(a: Tensor | None, b: Tensor | None) -> float | None:
     """The mean squared cosine of the principal angles between the spaces of orthonormal rows a [k, P] and b [k, P].
 
     >>> round(overlap(torch.eye(3)[:2], torch.eye(3)[1:]), 6)
     0.5
     """
+    if a is None or b is None:
+        return None
     return min(float((a.double() @ b.double().T).square().sum()) / len(a), 1.0)
 
 
-def overlap_rows(
-    clients: Sequence[Curvature], whole: Curvature | None, slice_name: str
-) -> list[Row]:
+def overlap_rows(clients: Sequence[Curvature], whole: Curvature | None, place: str) -> list[Row]:
     """Overlap of the top eigenspaces of every pair of clients, and of every client with the aggregated model, and their means."""
-    if not clients:
-        return []
-    metrics, pairs = ["eigenspace_overlap"], list(combinations(clients, 2))
+    common: Row = {"moment": "trained", "slice": slice_of(place), "estimator": "lanczos"}
+    pairs = {"eigenspace_overlap": list(combinations(clients, 2))}
     if whole is not None:
-        metrics, pairs = [*metrics, "global_overlap"], [*pairs, *((c, whole) for c in clients)]
-    common: Row = {"moment": "trained", "slice": slice_name, "estimator": "lanczos"}
+        pairs["global_overlap"] = [(client, whole) for client in clients]
     rows: list[Row] = []
-    for a, b in pairs:
-        value = None
-        if a.is_defined and b.is_defined and a.space is not None and b.space is not None:
-            value = overlap(a.space, b.space)
-        row = {"metric": metrics[0], "scope": "pair", "client": a.client, "client_b": b.client}
-        if b is whole:
-            row = {"metric": "global_overlap", "scope": "client", "client": a.client}
-        row |= {"value": value, "converged": a.is_converged and b.is_converged}
-        rows.append({**common, **row})
-    for metric in metrics:
+    for metric, both in pairs.items():
+        for a, b in both:
+            row: Row = {"scope": "pair", "client": a.client, "client_b": b.client}
+            if b is whole:
+                row = {"scope": "client", "client": a.client}
+            row |= {"metric": metric, "value": overlap(a.space, b.space)}
+            rows.append({**common, **row, "converged": a.is_converged and b.is_converged})
+    for metric in pairs:
         each = [row for row in rows if row["metric"] == metric and row["value"] is not None]
-        mean = float(np.mean([row["value"] for row in each])) if each else None
-        row = {"metric": metric, "scope": "global", "value": mean, "n_clients": len(clients)}
+        row = {"metric": metric, "scope": "global", "n_clients": len(clients)}
+        row["value"] = float(np.mean([row["value"] for row in each])) if each else None
         rows.append({**common, **row, "converged": all(row["converged"] for row in each)})
     return rows
 
@@ -326,70 +287,54 @@ def draw(table: pd.DataFrame) -> Figure:
     if rows["run"].nunique() > 1:
         raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     table = only(table, round=int(rows["round"].max()))
-    form, place = (
-        ("diag", "client") if "client" in set(rows["data"]) else ("tensor_trace", "global")
-    )
-    of_form = only(table, diag_mode=form, data=place)
-    about = f"\n{FORMS[form]}, {DATA[place]}"
+    form, place = ("tensor_trace", "global")
+    if "client" in set(rows["data"]):
+        form, place = "diag", "client"
+    of_form, about = only(table, diag_mode=form, data=place), f"\n{FORMS[form]}, {DATA[place]}"
     of_pairs = {
         f"$H_N$%s{about}": only(of_form, metric="H_N"),
         f"$H_D$%s{about}": only(of_form, metric="H_D"),
         "eigenspace overlap%s\n": only(table, metric="eigenspace_overlap"),
     }
-    bars = {
-        f"$\\lambda_1$, clients on {DATA[place]}": (
-            only(table, metric="eigenvalue", index=1),
-            "residual",
-        ),
-        f"trace, clients on {DATA[place]}": (only(table, metric="trace"), "stderr"),
-    }
     of_pairs = {t: r for t, r in of_pairs.items() if only(r, scope="pair")["value"].notna().any()}
+    bars = {
+        "$\\lambda_1$": (only(table, metric="eigenvalue", index=1), "residual"),
+        "trace": (only(table, metric="trace"), "stderr"),
+    }
     bars = {title: part for title, part in bars.items() if len(part[0])}
     with style.paper():
         fig, axes = style.panels(len(of_pairs) + len(bars), 2.3, 0.2)
         for ax, (title, rows) in zip(axes, of_pairs.items(), strict=False):
             mean = number(rows, scope="global", self_pairs=[False, None])
-            draw_pairs(ax, only(rows, scope="pair"), "H_N" in title)
-            ax.set_title(title % f", mean {style.plain(style.number(mean, 3))}", fontsize=7.5)
+            wide = pairs(only(rows, scope="pair").astype({"client": int, "client_b": int}))
+            low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
+            # at most four decades: one odd pair shall not bleach the others
+            is_wide = "H_N" in title and high > 100 * low > 0
+            norm = LogNorm(max(low, high * 1e-4), high) if is_wide else Normalize(low, high)
+            cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
+            ax.set(xlabel="client", ylabel="client")
+            ax.set_title(title % f", mean {style.number(mean, 3)}", fontsize=7.5)
         for ax, (title, (rows, error)) in zip(axes[len(of_pairs) :], bars.items(), strict=True):
             draw_bars(ax, rows.drop_duplicates(["moment", "client"]), error)
-            ax.set_title(title, fontsize=7.5)
-        is_hollow = any(rows["converged"].eq(False).any() for rows, _ in bars.values())
-        hollow = "; hollow: not converged" if is_hollow else ""
-        black = "; black: the aggregated model" if bars else ""
-        fig.suptitle(f"round {int(table['round'].iloc[0])}{black}{hollow}", fontsize=8)
+            ax.set_title(f"{title}, clients on {DATA[place]}", fontsize=7.5)
+        about = "; black: the aggregated model" if bars else ""
+        if any(rows["converged"].eq(False).any() for rows, _ in bars.values()):
+            about += "; hollow: not converged"
+        fig.suptitle(f"round {int(table['round'].iloc[0])}{about}", fontsize=8)
     return fig
-
-
-def draw_pairs(ax: Axes, rows: pd.DataFrame, is_wide: bool) -> None:
-    """The number of every pair in colour; those that may range ``is_wide``, on a logarithmic scale if they do."""
-    wide = pairs(rows.astype({"client": int, "client_b": int}))
-    low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
-    colors = Normalize(low, high if high > low else low + 1e-3)
-    if (
-        is_wide and low > 0 and high > 100 * low
-    ):  # four decades: one odd pair shall not bleach the others
-        colors = LogNorm(max(low, high * 1e-4), high)
-    ticks = None if isinstance(colors, LogNorm) else MaxNLocator(4)
-    cells(ax, wide, norm=colors, square=True, cbar_kws={"ticks": ticks, "fraction": 0.046})
-    ax.set(xlabel="client", ylabel="client")
 
 
 def draw_bars(ax: Axes, rows: pd.DataFrame, error: str) -> None:
     """A bar a client, with its error, and one of the aggregated model."""
     rows = rows.sort_values("client", na_position="last")
-    values, errors = floats(rows["value"]), np.nan_to_num(floats(rows[error]))
     names = ["global" if pd.isna(client) else str(int(client)) for client in rows["client"]]
-    is_done = rows["converged"].fillna(True).astype(bool)
     edges = ["black" if name == "global" else style.look(2).color for name in names]
+    is_done = rows["converged"].fillna(True).astype(bool)
     colors = [edge if done else "white" for edge, done in zip(edges, is_done, strict=True)]
-    ax.bar(range(len(rows)), values, color=colors, edgecolor=edges, linewidth=0.8)
-    ax.errorbar(
-        range(len(rows)), values, errors, fmt="none", ecolor="#888888", elinewidth=0.8, capsize=0
-    )
-    stride = -(-len(names) // 10)
-    ax.set_xticks(range(0, len(names), stride), names[::stride], rotation=90)
-    ax.axhline(0, color="black", linewidth=0.5)
+    options: dict[str, Any] = {"color": colors, "edgecolor": edges, "ecolor": "#888888"}
+    ax.bar(names, floats(rows["value"]), yerr=np.nan_to_num(floats(rows[error])), **options)
+    ax.set_xticks(range(0, len(names), -(-len(names) // 10)))
+    ax.tick_params(axis="x", rotation=90)
     ax.set_xlabel("client")
     ax.grid(True, axis="y")
 
@@ -398,29 +343,22 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Clients of the last round, and the means over pairs of every round."""
     last = only(table, round=int(table["round"].dropna().max()))
     yield Say(f"round {int(last['round'].iloc[0])}, clients after local training")
-    clients: list[Row] = []
-    whole: list[Row] = []
     traces = only(last, metric="trace").drop_duplicates("client")
+    clients: list[Row] = []
     for client, slice_name in zip(traces["client"], traces["slice"], strict=True):
         part = only(last, client=client, slice=slice_name)
-        is_whole = pd.isna(client)
-        row = {
-            "client": "global model" if is_whole else str(int(client)),
-            "slice": slice_name,
-            "loss": number(part, "loss"),
-            "λ_1": number(part, "eigenvalue", index=1),
-            "± residual": number(part, "eigenvalue", index=1, column="residual"),
-            "trace": number(part, "trace"),
-            "± stderr": number(part, "trace", column="stderr"),
-            "overlap with global": number(last, "global_overlap", scope="client", client=client),
-        }
-        (whole if is_whole else clients).append(row)
-    clients = clients[:MANY] + whole  # a longer table is read from the csv
-    yield Small(clients, {name: name for name in clients[0]})
+        row: Row = {"client": "global model" if pd.isna(client) else str(int(client))}
+        row |= {"slice": slice_name, "loss": number(part, "loss")}
+        row["λ_1"] = number(part, "eigenvalue", index=1)
+        row["± residual"] = number(part, "eigenvalue", index=1, column="residual")
+        row["trace"] = number(part, "trace")
+        row["± stderr"] = number(part, "trace", column="stderr")
+        overlaps = only(last, scope="client", client=client)
+        clients.append({**row, "overlap with global": number(overlaps, "global_overlap")})
+    yield Small(clients[-MANY:], {name: name for name in clients[0]})  # all are in the csv
     means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]
     wide = means.pivot_table("value", keys, "metric", dropna=False).dropna(how="all").reset_index()
-    wide = wide.astype({"round": int})
     yield Small(wide.tail(24).to_dict("records"), {name: name for name in wide})
     mean = number(last, "eigenspace_overlap", scope="global")
     if mean is not None:

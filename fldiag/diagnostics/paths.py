@@ -236,14 +236,12 @@ def paths(
         for p in problems:
             curvatures = _curvatures(p, kind, lines, max_products, seed)
             for i, (d, curvature) in enumerate(curvatures, start=1):
-                slope, centre = float(p.gradient() @ d), p.loss()[0]
+                slope = float(p.gradient() @ d)
                 about = [{"metric": "slope", "value": slope, "estimator": "exact"}, curvature]
-                bowl = centre + slope * places + curvature["value"] * places**2 / 2
+                bowl = p.centre.loss + slope * places + curvature["value"] * places**2 / 2
                 common = {"metric": "parabola", "estimator": curvature["estimator"]}
-                about += [
-                    {**common, "x": x, "value": value}
-                    for x, value in zip(places.tolist(), bowl.tolist(), strict=True)
-                ]
+                values = zip(places.tolist(), bowl.tolist(), strict=True)
+                about += [{**common, "x": x, "value": value} for x, value in values]
                 ways.append((Path(p, d), {**p.common, "index": i}, about))
     else:
         places = np.linspace(0, 1, points)
@@ -255,23 +253,17 @@ def paths(
             way = Path.between(a, b)
             columns = {k: v for k, v in a.common.items() if b.common.get(k) == v}
             columns |= {"run": a.name, "run_b": b.name, "scope": "pair", "index": i}
-            columns |= {"client": b.labels.get("client")}
-            columns |= {"buffers": "interpolated" if way.buffers else None}
-            length = float(way.offset.norm())
-            about = [{"metric": "distance", "value": length, "estimator": "exact"}]
+            columns["client"] = b.labels.get("client")
+            columns["buffers"] = "interpolated" if way.buffers else None
+            distance: Row = {"metric": "distance", "estimator": "exact"}
+            about = [{**distance, "value": float(way.offset.norm())}]
             ways.append((way, columns, about))
     if not ways:
         raise FldiagError("there is one model", "give two, or --directions clients", usage=True)
-    numbers = range(len(ways))
-    along = workspace().map(
-        rows_along,
-        [way for way, *_ in ways],
-        numbers,
-        name=lambda i: f"path {i + 1}",
-        places=places,
-    )
-    for (_, columns, about), values in zip(ways, along, strict=True):
-        rows += [{**columns, **row} for row in (*values, *about)]
+    every, name = [way for way, *_ in ways], (lambda i: f"path {i + 1}")
+    along = workspace().map(rows_along, every, range(len(ways)), name=name, places=places)
+    for (_, columns, about), measured in zip(ways, along, strict=True):
+        rows += [{**columns, **row} for row in (*measured, *about)]
     return table(rows)
 
 
@@ -316,12 +308,13 @@ def _clients_of(problem: Problem) -> list[Problem]:
 
 def _check_alike(a: Problem, b: Problem) -> None:
     """Raises FldiagError for models between which there is no path."""
-    examples = [tree_leaves(p.sample(32)) for p in (a, b)]
-    if (a.layout, repr(a.module)) != (b.layout, repr(b.module)):
-        why, remedy = "have different architectures", "give models of one architecture"
-    elif a.n != b.n or not all(map(torch.equal, *examples)):
-        why = f"are evaluated on different examples ({a.slice_name}, {a.n}; {b.slice_name}, {b.n})"
-        remedy = "choose one slice: --slice test, or --data for both"
-    else:
-        return
-    raise FldiagError(f"{a.name} and {b.name} {why}", remedy, usage=True)
+    is_one_loss = (a.layout, repr(a.module), a.n) == (b.layout, repr(b.module), b.n) and all(
+        map(torch.equal, *(tree_leaves(p.sample(32)) for p in (a, b)))
+    )
+    if not is_one_loss:
+        examples = f"{a.slice_name}, {a.n}; {b.slice_name}, {b.n}"
+        raise FldiagError(
+            f"{a.name} and {b.name} are not of one architecture on the same examples ({examples})",
+            "give models of one architecture, and one slice for both: --slice test, or --data",
+            usage=True,
+        )

@@ -12,37 +12,29 @@ from matplotlib.figure import Figure
 from pydantic import BeforeValidator, Field
 
 from fldiag.choices import Data, Device, Download, Model, Root
-from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, floats, names, select
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
-from fldiag.results.table import PERSONAL, check, table
+from fldiag.results.table import PERSONAL, Row, check, table
 from fldiag.runs.run import Run
-
-SUMMARY = {
-    "run": "run",
-    "epochs": "fine-tuning epochs",
-    "clients": "clients",
-    "mean": "personal accuracy",
-    "std": "± (over clients)",
-    "lowest": "lowest",
-    "highest": "highest",
-}
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """One row for each run and number of epochs, none where the table holds no personal accuracy; and what voted."""
     clients = only(frame, metric=PERSONAL, scope="client").dropna(subset=["value"])
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for (run, e), part in clients.groupby(["run", "index"], sort=False):
         values = floats(part["value"])
-        row = {"run": run, "epochs": int(e), "clients": len(values), "mean": values.mean()}
-        rows.append({**row, "std": values.std(), "lowest": values.min(), "highest": values.max()})
-    is_single = frame["run"].nunique() < 2
-    yield Small(rows, {key: text for key, text in SUMMARY.items() if key != "run" or not is_single})
+        row: Row = {"run": run, "epochs": int(e), "clients": len(values)}
+        row |= {"mean": values.mean(), "std": values.std()}
+        rows.append({**row, "lowest": values.min(), "highest": values.max()})
+    yield Say(
+        "personal accuracy after epochs of fine-tuning: mean, deviation and range over clients"
+    )
+    yield Small(rows, {name: name for name in rows[0]} if rows else {})
     for text in frame["voters"].dropna().unique() if "voters" in frame else ():
         yield Say(f"voted: {text}")
 
@@ -54,19 +46,12 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     Raises FldiagError for a table without a client's personal accuracy.
     """
-    rows = select(frame, PERSONAL, "picture of personal accuracy")
-    rows = only(rows, scope="client").dropna(subset=["value"])
+    rows = only(frame, scope="client").dropna(subset=["value"])
+    rows = select(rows, PERSONAL, "picture of personal accuracy")
     rows = rows.assign(run=names(rows["run"]), value=floats(rows["value"]))
-    if rows.empty:
-        raise FldiagError(
-            "no client has a personal accuracy",
-            "clients need test examples of their classes",
-            usage=True,
-        )
     looks, epochs = style.looks(rows["run"]), sorted(rows["index"].unique())
     with style.paper():
-        fig = style.figure(style.wide(style.ONE_COLUMN), 2.3, layout="constrained")
-        ax = fig.subplots()
+        fig, (ax,) = style.panels(1, 2.3, width=style.ONE_COLUMN)
         room = 0.8 / len(looks)
         for place, (run, look) in enumerate(looks.items()):
             part = only(rows, run=run)

@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from pydantic import Field
 from torch import Tensor
 
 from fldiag.plotting import style
-from fldiag.plotting.shapes import compares_runs, floats, names, need
+from fldiag.plotting.shapes import bars, compares_runs, names, need
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
@@ -28,7 +29,7 @@ from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
 
 PICTURE = "picture of sharpness"
-KINDS = {"adaptive": "adaptive: ‖δ / |w|‖₂ ≤ ρ", "plain": "plain: ‖δ‖₂ ≤ ρ"}
+KINDS = {"adaptive": "each weight in its own scale", "plain": "all weights in one scale"}
 CASES = {"sharpness": "worst case", "average": "average case"}
 COLUMNS = {
     "run": "checkpoint",
@@ -77,7 +78,7 @@ def climb(
         The rise, its place u [P], and whether the last step added less than ``tol``.
 
     >>> curvatures = torch.tensor([4.0, 1.0, -9.0])
-    >>> top = climb(lambda u: float(curvatures @ u**2) / 2, lambda u: curvatures * u, 0.5, torch.ones(3), steps=50, tol=1e-3)
+    >>> top = climb(lambda u: float(curvatures @ u**2) / 2, lambda u: curvatures * u, 0.5, torch.ones(3), steps=50, tol=1e-6)
     >>> round(top[0], 3), top[2]
     (0.5, True)
     """
@@ -176,22 +177,16 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Bars of the worst case and of the average case with standard errors: adaptive on the left, plain on the right, a colour a
     checkpoint. Raises FldiagError for another table."""
     frame = need(frame, ("metric", "run", "value", "stderr"), PICTURE)
-    looks = style.looks(names(frame["run"]))
+    frame = frame.assign(
+        run=names(frame["run"]), case=frame["metric"].str.split("_").str[-1].map(CASES)
+    )
+    looks = style.looks(frame["run"])
     with style.paper():
         fig, axes = style.panels(2, 0.9 + 0.34 * max(2, len(looks)))
         for ax, (kind, title) in zip(axes, KINDS.items(), strict=True):
-            metrics = [f"{kind}_{case}" for case in CASES]
-            for place, (run, look) in enumerate(looks.items()):
-                rows = only(frame.assign(run=names(frame["run"])), run=run).set_index("metric")
-                rows = rows.reindex(metrics)
-                at = np.arange(2) + 0.8 / len(looks) * (place - (len(looks) - 1) / 2)
-                bars = {"xerr": np.nan_to_num(floats(rows["stderr"])), "ecolor": "#888888"}
-                options = {"color": look.color, "label": run, **bars}
-                ax.barh(at, floats(rows["value"]), 0.8 / len(looks), **options)
-            ax.set(title=title, xlabel="rise of the loss", ylim=(1.6, -0.6))
-            ax.set_yticks(range(2), list(CASES.values()))
-            ax.grid(True, axis="x")
-        style.legend(fig, *axes[0].get_legend_handles_labels(), ncols=3)
+            bars(ax, frame[frame["metric"].str.startswith(kind)], looks, category="case")
+            ax.set(title=title, xlabel="rise of the loss (bars: ± standard error)")
+        style.legend(fig, [Patch(color=look.color) for look in looks.values()], looks)
     return fig
 
 

@@ -26,7 +26,7 @@ from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import bars, select
+from fldiag.plotting.shapes import bars, select, wide_range
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
@@ -48,21 +48,22 @@ LAYERS = {
 }
 #: Decades of the density that are drawn.
 DECADES = 7
-#: Columns of the summary, and what goes without saying in them.
-COLUMNS = {
-    "run": "checkpoint",
-    "metric": "metric",
-    "layer": "layer",
-    "index": "index",
-    "value": "value",
-    "residual": "residual",
-    "stderr": "± stderr",
-    "converged": "converged",
-    "estimator": "estimator",
-    "which": "which",
-    "matrix": "matrix",
-}
+#: Columns of the summary, what goes without saying in them, and headings that are not their names.
+COLUMNS = [
+    "run",
+    "metric",
+    "layer",
+    "index",
+    "value",
+    "residual",
+    "stderr",
+    "converged",
+    "estimator",
+    "which",
+    "matrix",
+]
 USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
+HEADINGS = {"run": "checkpoint", "stderr": "± stderr"}
 
 LAMBDA_1 = Number(
     "lambda_1",
@@ -97,23 +98,16 @@ def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
         values, errors = (
             torch.cat([part[n] for n in names]) for part in (result.values, result.stderr)
         )
-        numbers: dict[str, tuple[float, float | None]] = {
-            "trace": result.trace(names),
-            "diagonal_norm": result.norm(names),
-        }
-        for metric, i in (("diagonal_max", values.argmax()), ("diagonal_min", values.argmin())):
-            numbers[metric] = float(values[i]), None if is_exact else float(errors[i])
-        rows += [
-            {
-                "metric": metric,
-                "layer": layer,
-                "value": value,
-                "stderr": stderr,
-                "estimator": result.estimator(names),
-                "converged": is_exact or result.converged,
-            }
-            for metric, (value, stderr) in numbers.items()
+        extremes = [
+            (float(values[i]), None if is_exact else float(errors[i]))
+            for i in (values.argmax(), values.argmin())
         ]
+        numbers = [result.trace(names), result.norm(names), *extremes]
+        common: Row = {"layer": layer, "estimator": result.estimator(names)}
+        common["converged"] = is_exact or result.converged
+        metrics = ("trace", "diagonal_norm", "diagonal_max", "diagonal_min")
+        for metric, (value, stderr) in zip(metrics, numbers, strict=True):
+            rows.append({**common, "metric": metric, "value": value, "stderr": stderr})
     return rows
 
 
@@ -166,7 +160,6 @@ def pyhessian_rows(
     for name, p in module.named_parameters():
         p.data = views[name]
         p.requires_grad_(name not in problem.frozen)
-    problem.probe()
     batches = [problem.batch(i) for i in range(len(problem.bounds))]
     with problem.guarded(), torch.enable_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
@@ -191,32 +184,27 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """All rows but the density's, without the columns in which only the usual stands; and which numbers are rough."""
     frame = frame[frame["metric"] != "density"]
     columns = {
-        column: heading
-        for column, heading in COLUMNS.items()
-        if column in ("run", "metric", "index", "value")
-        or (column in frame.columns and set(frame[column].dropna()) - USUAL.get(column, set()))
+        c: HEADINGS.get(c, c)
+        for c in frame.columns.intersection(COLUMNS)
+        if set(frame[c].dropna()) - USUAL.get(c, set())
     }
-    values = frame[list(columns)]
-    yield Small(values.astype(object).where(values.notna(), None).to_dict("records"), columns)
+    values = frame[[c for c in COLUMNS if c in columns]].astype(object)
+    yield Small(values.where(values.notna(), None).to_dict("records"), columns)
     if options["engine"] == "pyhessian":
         yield Note("PyHessian's own estimates and stopping rules; they come without errors")
-        return
-    rough = set(frame.loc[~frame["converged"].fillna(True).astype(bool), "metric"])
+    rough = set(frame.loc[frame["converged"].eq(False).fillna(False), "metric"])
     if "eigenvalue" in rough:
-        yield Note(
-            "not all eigenvalues converged: their residuals say how far they can be off; raise --max-products"
-        )
+        yield Note("not all eigenvalues converged within their residuals: raise --max-products")
     if "trace" in rough:
         yield Note(
-            "the trace is an estimate whose standard error is above 2 %, and entries of the diagonal are rougher; raise "
-            "--max-products"
+            "the trace's standard error is above 2 %, and the diagonal is rougher: raise --max-products"
         )
 
 
 def is_main_block(rows: pd.DataFrame) -> pd.Series:
     """A mask of the eigenvalues of the block that the whole table is about: that of each run's first row."""
-    layers = rows["layer"].fillna("")
-    return layers == layers.groupby(rows["run"].fillna("")).transform("first")
+    layers = rows["layer"].astype("string").fillna("")
+    return layers == layers.groupby(rows["run"].astype("string").fillna("")).transform("first")
 
 
 def draw_layers(frame: pd.DataFrame) -> Figure | None:
@@ -254,27 +242,23 @@ def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
         _draw_eigenvalues(ax, eigenvalues, looks)
         ax.legend()
         return ax.figure
-    metrics = ["eigenvalue", *["density"] * ("density" in set(frame["metric"]))]
+    density = only(frame, metric="density")
+    count = 1 + (len(density) > 0)
     with style.paper():
-        width = style.wide(style.ONE_COLUMN * len(metrics))
-        fig = style.figure(width, 2.3, layout="constrained")
-        for ax, metric in zip(
-            fig.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True
-        ):
-            if metric == "eigenvalue":
-                _draw_eigenvalues(ax, eigenvalues, looks)
-            else:
-                _draw_density(ax, only(frame, metric=metric), looks)
+        fig = style.figure(style.wide(style.ONE_COLUMN * count), 2.3, layout="constrained")
+        axes = fig.subplots(1, count, squeeze=False)[0]
+        _draw_eigenvalues(axes[0], eigenvalues, looks)
+        if len(density):
+            _draw_density(axes[1], density, looks)
+        for ax in axes:
             ax.grid(True, axis="y")
-        handles, labels = fig.axes[0].get_legend_handles_labels()
-        if labels:
-            place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
-            style.legend(fig, handles, labels, **place)
+        handles, labels = axes[0].get_legend_handles_labels()
+        place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
+        style.legend(fig, handles, labels, **place)
     return fig
 
 
 def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
-    is_hollow = False
     for place, (run, look) in enumerate(looks.items()):
         part = only(rows, run=run)
         x, y, bars = (part[c].to_numpy(float) for c in ("index", "value", "residual"))
@@ -283,17 +267,15 @@ def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]
         done = part["converged"].fillna(True).to_numpy(bool)
         ax.plot(x[done], y[done], **look.point, label=run)
         ax.plot(x[~done], y[~done], **look.point, markerfacecolor="white")
-        is_hollow = is_hollow or not done.all()
-    if is_hollow:
+    if rows["converged"].eq(False).any():
         grey = style.Look("#555555", "o", "-")
         ax.plot([], [], **grey.point, markerfacecolor="white", label="hollow: not converged")
     values = rows["value"].to_numpy(float)
-    if values.min() > 0 and values.max() > 30 * values.min():
-        ax.set_yscale("log")
-    elif values.min() > 0:
-        ax.set_ylim(bottom=0)
-    else:
+    wide_range(ax, values)
+    if values.min() <= 0:
         ax.axhline(0, color="#888888", linewidth=0.6)
+    elif ax.get_yscale() == "linear":
+        ax.set_ylim(bottom=0)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     matrix = "Gauss-Newton" if set(rows.get("matrix", [])) == {"ggn"} else "Hessian"
     ax.set(xlabel="index of the eigenvalue", ylabel=f"{matrix} eigenvalue")
@@ -397,23 +379,17 @@ def spectrum(
 
     Raises FldiagError when the loss is not a finite function of the weights alone, or no tensor matches.
     """
-    is_beyond_a_block = trace or density
-    is_beyond_pyhessian = density or save_vectors or per_layer or matrix != "hessian"
-    if (params is not None and is_beyond_a_block) or (trace and matrix != "hessian"):
-        raise FldiagError(
-            "trace and density are of the whole model, and the trace is that of the Hessian",
-            "leave out --params and --matrix",
-            usage=True,
-        )
+    is_whole = params is None and problem.weight_decay == 0 and matrix == "hessian"
+    is_more = density or save_vectors or per_layer or problem.dtype != torch.float32
+    if (params is not None and (trace or density)) or (trace and matrix != "hessian"):
+        text = "trace and density are of the whole model, and the trace is that of the Hessian"
+        raise FldiagError(text, "leave out --params and --matrix", usage=True)
+    if engine == "pyhessian" and (is_more or not is_whole):
+        text = "PyHessian knows eigenvalues of largest magnitude and the trace, in float32, without weight decay"
+        raise FldiagError(text, "leave out --engine pyhessian, or the other options", usage=True)
     most = max_products or max(100, 8 * k)
     rows = problem.centre.rows(problem)
     if engine == "pyhessian":
-        if is_beyond_pyhessian or params or problem.weight_decay or problem.dtype != torch.float32:
-            raise FldiagError(
-                "PyHessian knows eigenvalues of largest magnitude and the trace, in single precision, without weight decay",
-                "leave out --engine pyhessian, or the other options",
-                usage=True,
-            )
         rows += pyhessian_rows(problem, k, trace, tol, most, seed)
         return table(rows, **problem.common)
     names = problem.layout.names if params is None else problem.tensors(params)
@@ -439,12 +415,12 @@ def spectrum(
             rows += density_rows(problem, pairs, matrix, seed)
     frame = table(rows, **problem.common)
     if save_vectors:
-        vectors = pairs.vectors.to("cpu", problem.dtype)
-        shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
-        pieces = vectors.split([shapes[n].numel() for n in names], dim=1)
-        named = {
-            n: piece.reshape(-1, *shapes[n]).contiguous()
-            for n, piece in zip(names, pieces, strict=True)
-        }
-        frame.attrs["vectors"] = Vectors(named)
+        vectors, start = pairs.vectors.to("cpu", problem.dtype), 0
+        pieces = {}
+        for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True):
+            if n in names:
+                end = start + shape.numel()
+                pieces[n] = vectors[:, start:end].reshape(-1, *shape).contiguous()
+                start = end
+        frame.attrs["vectors"] = Vectors(pieces)
     return frame

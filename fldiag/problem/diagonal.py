@@ -1,25 +1,240 @@
 """Diagonal and trace of a problem's Hessian: exact for the layers where they are known, else by random signs.
 
-Hutchinson (1990) for the trace, Bekas, Kokiopoulou and Saad (2007) for the diagonal: E[z * Hz] with random signs z. A Krylov
-space is counted exactly, which halves the error of the rest (Meyer et al., "Hutch++", 2021).
+Where the second derivative of the outputs within a layer vanishes, the layer's block of the Hessian of any loss is its block of
+the Gauss-Newton matrix. With the Hessian of an example's loss in its outputs written as sum_c sign_c s_c s_c^T, that block's
+diagonal is the sum over examples n and columns c of the squared gradients of s_nc^T z_n (Dangel, Kunstner and Hennig, ICLR 2020,
+DiagGGN); for an affine layer they follow from its inputs and the cotangents of its outputs.
+
+Elsewhere: Hutchinson (1990) for the trace, Bekas, Kokiopoulou and Saad (2007) for the diagonal: E[z * Hz] with random signs z. A
+Krylov space is counted exactly, which halves the error of the rest (Meyer et al., "Hutch++", 2021).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import grad
+from torch.nn import functional as F
 
 from fldiag.curvature.lanczos import Krylov
-from fldiag.problem.exact import exact_sums
+from fldiag.curvature.operator import Curvature, Differences
+from fldiag.errors import FldiagError
+from fldiag.problem.data import Tree, count, cut
 from fldiag.problem.problem import Problem
 from fldiag.seeding import torch_rng
 
 #: Probes that are drawn at least, to know their scatter; products for a Krylov space that is counted exactly.
 LEAST, STEPS = 10, 20
+#: Bytes of the graphs of one piece of the computation.
+PIECE = 64 * 2**20
+#: Relative size of a layer's second derivative, or of a difference from a product, that is rounding.
+ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-8}
+#: Numbers of an example's output, each of which takes a backward pass.
+MOST_OUTPUTS = 1000
+
+
+def _inputs(m: nn.Module, a: Tensor) -> Tensor | None:
+    """The inputs of an affine layer with columns of positions [b, K, L], so that its outputs are W times them; None for another
+    layer."""
+    if type(m) is nn.Linear:
+        return a.reshape(len(a), -1, a.shape[-1]).transpose(1, 2)
+    if (
+        type(m) is nn.Conv2d
+        and m.groups == 1
+        and m.padding_mode == "zeros"
+        and type(m.padding) is tuple
+    ):
+        return F.unfold(a, m.kernel_size, m.dilation, m.padding, m.stride)
+    if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.running_mean is not None:
+        return F.batch_norm(a, m.running_mean, m.running_var, None, None, False, 0.0, m.eps)
+    return None
+
+
+def _squares(m: nn.Module, a: Tensor, g: Tensor) -> dict[str, Tensor]:
+    """The sums over examples and columns of the squared gradients of weight and bias; g [b, r, O, L] or [b, r, ..., O]."""
+    if isinstance(m, nn.Linear):
+        g = g.reshape(*g.shape[:2], -1, g.shape[-1]).transpose(2, 3)
+    g = g.flatten(3) if g.ndim > 3 else g.unsqueeze(3)
+    bias = g.sum(3).square().sum((0, 1))
+    if not isinstance(m, nn.Linear | nn.Conv2d):
+        weight = (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1))
+    elif a.shape[2] == 1:  # one position: an outer product squares entry by entry
+        weight = g.square().sum((1, 3)).T @ a.square().squeeze(2)
+    else:
+        columns = ((g[:, c] @ a.transpose(1, 2)).square().sum(0) for c in range(g.shape[1]))
+        weight = torch.stack(list(columns)).sum(0)
+    return {"weight": weight, "bias": bias}
+
+
+def _factors(loss: Callable[[Tensor], Tensor], z: Tensor) -> list[tuple[float, Tensor]]:
+    """(sign, S [b, r, ...]) with the Hessian of the loss in z [b, ...] = sum sign S_n^T S_n, example by example."""
+    b, size = len(z), z[0].numel()
+    at = z.detach().double().requires_grad_()
+    slope = grad(loss(at), at, create_graph=True)[0]
+    if not slope.requires_grad:  # linear in the outputs
+        return []
+    eye = torch.eye(size, dtype=at.dtype).to(z.device)
+    columns = [
+        grad(slope, at, e.expand(b, -1).reshape(at.shape), retain_graph=True)[0] for e in eye
+    ]
+    values, vectors = torch.linalg.eigh(torch.stack([c.reshape(b, size) for c in columns], 2))
+    pairs = []
+    for sign in (1.0, -1.0):
+        part = (sign * values).clamp_min(0)
+        part = part * (part > 1e-12 * values.abs().amax(1, keepdim=True))
+        used = (part > 0).any(0)
+        if bool(used.any()):
+            s = (vectors * part.sqrt().unsqueeze(1))[:, :, used].transpose(1, 2)
+            pairs.append((sign, s.reshape(b, -1, *z.shape[1:]).to(z)))
+    return pairs
+
+
+def ggn_diagonal(
+    problem: Problem, layers: Mapping[str, nn.Module], x: Tree, loss: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """The diagonal of the Gauss-Newton matrix of a batch, by the names of the layers' tensors, in float64.
+
+    Layers that are used twice, or not at all, or whose inputs are no arrays of examples, are left out.
+    """
+    uses: dict[str, list[tuple[nn.Module, Tensor | None, Tensor]]] = {n: [] for n in layers}
+
+    def hook(name: str) -> Callable[..., Tensor]:
+        def record(m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            out = out if out.requires_grad else out.detach().requires_grad_()
+            uses[name].append((m, _inputs(m, inputs[0].detach()), out))
+            return out.clone()  # an operation in place must not change the record
+
+        return record
+
+    handles = [m.register_forward_hook(hook(name)) for name, m in layers.items()]
+    try:
+        with torch.enable_grad():
+            z = problem.call(problem.w, x)
+            pairs = _factors(loss, z)
+    finally:
+        for handle in handles:
+            handle.remove()
+    records = {
+        name: use[0]
+        for name, use in uses.items()
+        if len(use) == 1 and use[0][1] is not None and len(use[0][1]) == len(z)
+    }
+    sums: dict[str, Tensor] = {}
+    outs = [out for _, _, out in records.values()]
+    for sign, s in pairs if records else ():
+        passes = [grad(z, outs, column, retain_graph=True) for column in s.unbind(1)]
+        for (name, (m, a, _)), *gs in zip(records.items(), *passes, strict=True):
+            assert a is not None
+            for tensor, value in _squares(m, a, torch.stack(gs, 1)).items():
+                key = f"{name}.{tensor}" if name else tensor
+                sums[key] = sums.get(key, 0.0) + sign * value.double()
+    return sums
+
+
+def half_square(z: Tensor) -> Tensor:
+    """A loss whose Hessian in the outputs of every example is a multiple of the identity."""
+    return z.square().sum() / (2 * len(z))
+
+
+def exact_layers(problem: Problem) -> dict[str, nn.Module]:
+    """The layers whose block of the Hessian is their block of the Gauss-Newton matrix.
+
+    Shown numerically on a few examples, layer by layer and at random vectors: the second derivative of a random combination of
+    the outputs within the layer vanishes, and the largest entry of its diagonal is that of a Hessian-vector product.
+
+    Args:
+        problem: is evaluated at its own weights.
+
+    Returns:
+        Name -> layer; empty for a model whose outputs are no tensor, or too many.
+    """
+    x, _ = problem.sample()
+    weights = {n: v.detach().requires_grad_() for n, v in problem.layout.views(problem.w).items()}
+    leaves, rng = list(weights.values()), torch_rng(0, "exact layers")
+    with torch.enable_grad():
+        z = problem.call(weights, x)
+        if problem.by_differences or not isinstance(z, Tensor) or z[0].numel() > MOST_OUTPUTS:
+            return {}
+        u = torch.randn(z.shape, generator=rng).to(z)
+        slopes, squares = (
+            dict(zip(weights, grad(f, leaves, create_graph=True, allow_unused=True), strict=True))
+            for f in ((u * z).sum(), half_square(z))
+        )
+    moved = {n: torch.randn(t.shape, generator=rng).to(t) for n, t in weights.items()}
+
+    def is_linear(names: Sequence[str]) -> bool:
+        """Whether the combined outputs have no second derivative within a layer, along a random vector."""
+        if not names or any(slopes[n] is None for n in names):
+            return False
+        curved = [n for n in names if slopes[n].requires_grad]
+        inner = [weights[n] for n in names]
+        parts: Any = ()
+        if curved:
+            outputs, vectors = [slopes[n] for n in curved], [moved[n] for n in curved]
+            parts = grad(outputs, inner, vectors, retain_graph=True, allow_unused=True)
+        size = sum(float(slopes[n].detach().norm()) for n in names)
+        return sum(float(p.norm()) for p in parts if p is not None) <= rounding * size
+
+    def is_so(name: str) -> bool:
+        """Whether the largest entry of a diagonal is that of the derivative of the slope."""
+        i = int(squared[name].argmax())
+        slope = squares[name].reshape(-1)[i]
+        entry = float(grad(slope, weights[name], retain_graph=True)[0].reshape(-1)[i])
+        return abs(entry - float(squared[name].reshape(-1)[i])) <= rounding * abs(entry)
+
+    rounding = max(ROUNDING[problem.dtype], problem.noise)
+    names = {layer or "": tensors for layer, tensors in problem.layout.layers.items()}
+    modules = dict(problem.module.named_modules())
+    layers = {
+        layer: modules[layer]
+        for layer, tensors in names.items()
+        if layer in modules and is_linear(tensors)
+    }
+    squared = ggn_diagonal(problem, layers, x, half_square)
+    return {
+        layer: m
+        for layer, m in layers.items()
+        if all(n in squared and is_so(n) for n in names[layer])
+    }
+
+
+def exact_sums(
+    problem: Problem, progress: Callable[[int, int, str], None] | None = None
+) -> dict[str, Tensor]:
+    """The diagonal of the mean loss's Hessian, by name, of the tensors of ``exact_layers``, flat and in float64.
+
+    Raises FldiagError where it is not finite.
+    """
+    layers = exact_layers(problem)
+    names = {n for layer in layers for n in problem.layout.layers[layer]}
+    sums = {n: problem.weight_decay * torch.ones_like(problem.w[:1]).double() for n in names}
+    step = max(1, PIECE // (4 * problem.bytes_of_example))
+    for i in range(len(problem.bounds)) if layers else ():
+        x, y = problem.batch(i)
+        for start in range(0, count(x), step):
+            xs, ys = cut((x, y), slice(start, start + step))
+
+            def loss(z: Tensor, ys: Tree = ys) -> Tensor:
+                with problem.guarded():
+                    return problem.criterion.total(z, ys) / problem.weight
+
+            for name, value in ggn_diagonal(problem, layers, xs, loss).items():
+                if name in names:
+                    sums[name] = sums[name] + value.reshape(-1)
+        if progress:
+            progress(i + 1, len(problem.bounds), "exact diagonal")
+    odd = [n for n, v in sums.items() if not bool(torch.isfinite(v).all())]
+    if odd:
+        raise FldiagError(
+            f"the curvature of {odd[0]} on slice {problem.slice_name!r} is not finite",
+            "use dtype float64, or weights from before the training diverged",
+        )
+    return sums
 
 
 @dataclass(frozen=True)
@@ -73,17 +288,11 @@ class Diagonal:
 
     def norm(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
         """The Euclidean norm, without the part that noise adds to it, and its standard error to first order."""
-        values, stderr = (
-            torch.cat([part[n] for n in names or self.values])
-            for part in (self.values, self.stderr)
+        parts = (
+            torch.cat([p[n] for n in names or self.values]) for p in (self.values, self.stderr)
         )
-        return (float(values.norm()), None) if self.is_exact(names) else norm(values, stderr)
-
-
-def _exact(names: Sequence[str], sums: dict[str, Tensor], products: int) -> Diagonal:
-    values = {n: sums[n] for n in names}
-    zeros = {n: torch.zeros_like(v) for n, v in values.items()}
-    return Diagonal(values, zeros, {}, frozenset(names), True, products, 0.0)
+        size, error = norm(*parts)
+        return size, None if self.is_exact(names) else error
 
 
 def norm(values: Tensor, stderr: Tensor) -> tuple[float, float]:
@@ -119,67 +328,67 @@ def diagonal(
         FldiagError: the loss or its curvature is not finite.
     """
     assert math.isfinite(problem.centre.loss)
-    sums = exact_sums(problem, progress)
-    layout = problem.layout
-    rest = [n for n in layout.names if n not in sums]
-    stderr = {n: torch.zeros_like(v) for n, v in sums.items()}
-    if not rest:
-        return _exact(layout.names, sums, 0)
-    operator = problem.hessian(names=rest)
-    sizes = [layout.shapes[layout.names.index(n)].numel() for n in rest]
-    if operator.size <= max_products:  # a product an entry
-        unit = torch.eye(operator.size, dtype=torch.float64).to(problem.device)
-        values = torch.stack([operator(row)[i] for i, row in enumerate(unit)])
-        sums |= dict(zip(rest, values.split(sizes), strict=True))
-        return _exact(layout.names, sums, operator.products)
-    space = Krylov(operator.size, problem.noise, problem.device, torch.float64)
-    space.append_random(seed, 0)
-    room = problem.memory // 4 // (8 * operator.size)
-    while space.done < min(STEPS, max_products // 2, len(space.rows), room):
-        space.step(operator)
-    rows = torch.stack(space.rows)
-    q = rows[: space.done]
-    hq = torch.from_numpy(space.coefficients().T).to(rows) @ rows
-    # H = (1 - QQ')H(1 - QQ') + QQ'H + HQQ' - QQ'HQQ'
-    measured = 2 * (q * hq).sum(0) - (q * ((hq @ q.T) @ q)).sum(0)
-    known = math.fsum(float(v.sum()) for v in sums.values())
-    fixed = math.fsum(float(v.square().sum()) for v in sums.values())
-    samples: list[Tensor] = []
-    mean, scatter = torch.zeros_like(measured), torch.zeros_like(measured)
-    error = math.inf
-    while operator.products < max(max_products, 2):
-        rng = torch_rng(seed, "hutchinson probe", len(samples))
-        z = torch.randint(0, 2, (operator.size,), generator=rng, dtype=torch.float64) * 2 - 1
-        z = z.to(problem.device)
-        product = operator(z - (q @ z) @ q)
-        sample = z * (product - (q @ product) @ q) + measured
-        samples.append(torch.stack([part.sum() for part in sample.split(sizes)]))
-        step = sample - mean  # Welford's update
-        mean = mean + step / len(samples)
-        scatter = scatter + step * (sample - mean)
-        if progress:
-            progress(operator.products, max_products, "trace by probes")
-        n = len(samples)
-        if n < 2:
-            continue
-        spread = (scatter / (n - 1) / n).sqrt()
-        traces = torch.stack(samples).sum(1)
-        if entries:
-            error = float(spread.norm()) / max(math.hypot(float(mean.norm()), fixed**0.5), 1e-300)
+    names, values = problem.layout.names, exact_sums(problem, progress)
+    errors = {n: torch.zeros_like(v) for n, v in values.items()}
+    rest = [n for n in names if n not in values]
+    samples, products, is_close = dict[str, Tensor](), 0, True
+    if rest:
+        operator = problem.hessian(names=rest)
+        fixed = torch.cat([*values.values(), problem.w.new_zeros(1).double()])
+        if operator.size <= max_products:  # a product an entry
+            unit = torch.eye(operator.size, dtype=torch.float64).to(problem.device)
+            mean = torch.stack([operator(row)[i] for i, row in enumerate(unit)])
+            error = torch.zeros_like(mean)
         else:
-            trace = abs(known + float(traces.mean()))
-            error = float(traces.std()) / math.sqrt(n) / max(trace, 1e-300)
-        if n >= LEAST and error <= rtol:
-            break
-    spread = (scatter / max(1, len(samples) - 1) / len(samples)).sqrt()
-    parts = zip(rest, mean.split(sizes), spread.split(sizes), torch.stack(samples).T, strict=True)
-    by_name = {n: part for n, *part in parts}
+            space = Krylov(operator.size, problem.noise, problem.device, torch.float64)
+            space.append_random(seed, 0)
+            room = problem.memory // 4 // (8 * operator.size)
+            while space.done < min(STEPS, max_products // 2, len(space.rows), room):
+                space.step(operator)
+            for mean, error, probes in _probes(operator, space, seed):
+                n, traces = len(probes), fixed.sum() + probes.sum(1)
+                spread = float(traces.std()) / math.sqrt(n) if n > 1 else math.inf
+                size = abs(float(traces.mean()))
+                if entries and n > 1:
+                    spread, size = float(error.norm()), float(torch.cat([fixed, mean]).norm())
+                is_close = spread <= rtol * size
+                if progress:
+                    progress(operator.products, max_products, "trace by probes")
+                if (is_close and n >= LEAST) or operator.products >= max_products:
+                    break
+            samples = dict(zip(rest, probes.T, strict=True))
+        values |= dict(zip(rest, mean.split(operator.sizes), strict=True))
+        errors |= dict(zip(rest, error.split(operator.sizes), strict=True))
+        products = operator.products
     return Diagonal(
-        {n: sums[n] if n in sums else by_name[n][0] for n in layout.names},
-        {n: stderr[n] if n in sums else by_name[n][1] for n in layout.names},
-        {n: by_name[n][2] for n in rest},
-        frozenset(sums),
-        error <= rtol,
-        operator.products,
+        {n: values[n] for n in names},
+        {n: errors[n] for n in names},
+        samples,
+        frozenset(names) - samples.keys(),
+        is_close,
+        products,
         problem.noise,
     )
+
+
+def _probes(
+    operator: Curvature | Differences, space: Krylov, seed: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """After each random vector: mean and standard error of the diagonal [P], and the traces by vector and tensor [n, T]."""
+    rows = torch.stack(space.rows)
+    q, hq = rows[: space.done], torch.from_numpy(space.coefficients().T).to(rows) @ rows
+    # H = (1 - QQ')H(1 - QQ') + QQ'H + HQQ' - QQ'HQQ'
+    measured = 2 * (q * hq).sum(0) - (q * ((hq @ q.T) @ q)).sum(0)
+    mean, scatter = torch.zeros_like(measured), torch.zeros_like(measured)
+    samples: list[Tensor] = []
+    while True:
+        rng = torch_rng(seed, "hutchinson probe", len(samples))
+        z = torch.randint(0, 2, (operator.size,), generator=rng, dtype=torch.float64) * 2 - 1
+        z = z.to(q)
+        product = operator(z - (q @ z) @ q)
+        sample = z * (product - (q @ product) @ q) + measured
+        samples.append(torch.stack([part.sum() for part in sample.split(operator.sizes)]))
+        n, step = len(samples), sample - mean  # Welford's update
+        mean = mean + step / n
+        scatter = scatter + step * (sample - mean)
+        yield mean, (scatter / max(1, n - 1) / n).sqrt(), torch.stack(samples)

@@ -47,8 +47,8 @@ from fldiag.results.table import Row
 
 #: Examples of a batch at most; more gain nothing, as their activations leave the processor's caches.
 LARGEST = 512
-#: On a CPU, larger graphs are slower by up to 1.6. But every batch is a pass over the weights, so that a graph may be twice as
-#: large as they are.
+#: On a CPU, larger graphs are slower by up to 1.6. But every batch is a pass over the weights, so that a graph may be four times
+#: as large as they are.
 CPU_BYTES = 16 * 2**20
 #: Relative rounding error of a product: what is smaller than this share of the matrix's norm counts as zero.
 NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -345,7 +345,7 @@ class Problem:
         """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
         room = self.memory // 4
         if self.device.type == "cpu":
-            room = min(room, max(CPU_BYTES, 2 * self.w.element_size() * self.all.size))
+            room = min(room, max(CPU_BYTES, 4 * self.w.element_size() * self.all.size))
         size = max(1, min(LARGEST, room // self.bytes_of_example))
         parts = -(-self.n // size)
         return [(i * self.n // parts, (i + 1) * self.n // parts) for i in range(parts)]

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fldiag import registry
-from fldiag.diagnosis.answer import Answer
+from fldiag.diagnosis.diagnose import Answer
 from fldiag.plotting import style, words
 from fldiag.plotting.pages import Chart, Section, Table, literal, picture, render
 from fldiag.plotting.style import Look

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import io
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -25,14 +24,13 @@ FORMULA = re.compile(r"'*[=+\-@\t\r]")
 DIGEST = "digest"
 
 
-def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool = True) -> str:
+def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
     """Write to a temporary name, flush to disk, rename, flush the folder: a reader finds the old file or the whole new one, also
     after a power cut.
 
     Args:
         path: The file; its folder is made.
         writer: Called with the open binary file.
-        settle: Flush the folder too. One who writes several files does it himself, once, with ``settle``.
 
     Returns:
         The sha256 of what was written.
@@ -54,8 +52,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any], *, settle: bool
             os.fsync(f.fileno())
         digest = sha256(temporary)
         os.replace(temporary, path)
-        if settle:
-            flush_folder(path.parent)
+        flush_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         raise _refused(path, error, handled) from error
     finally:
@@ -104,15 +101,6 @@ def flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def settle(folders: Iterable[Path]) -> None:
-    """``flush_folder`` for several. Raises FldiagError when the disk refuses."""
-    for folder in folders:
-        try:
-            flush_folder(folder)
-        except OSError as error:
-            raise _refused(folder, error) from error
 
 
 def append(path: Path, content: bytes, at: int) -> None:
@@ -217,38 +205,20 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """What a json file says, without the digest, which is verified. Earlier versions wrote files without one: those are read.
+    """What a json file says, without its digest, which is verified.
 
     Raises:
-        FldiagError: The digest is not that of the content, or stands there under another name.
+        FldiagError: The digest is not that of the content, or is not there.
         OSError: The file cannot be read.
         ValueError: It is no json.
     """
     content = json.loads(path.read_text("utf-8"))
-    if not isinstance(content, dict):
-        return content
-    plain = {k: v for k, v in content.items() if k != DIGEST}
-    digest = json_digest(plain)
-    if DIGEST in content:
-        intact = content[DIGEST] == digest
-    else:  # a bit of its name may have changed
-        intact = not any(
-            isinstance(v, str)
-            and len(v) == len(digest)
-            and v == json_digest({name: w for name, w in plain.items() if name != k})
-            for k, v in plain.items()
-        )
-    if not intact:
+    if not isinstance(content, dict) or content.get(DIGEST) != with_digest(content)[DIGEST]:
         raise FldiagError(
             f"{path} is not the file that fldiag wrote: its digest does not fit its content",
-            f'restore it from a copy; if you edited it on purpose, write "{DIGEST}": "{digest}" into it',
+            "restore it from a copy, or make it again",
         )
-    return plain
-
-
-def json_text(about: Mapping[str, Any]) -> str:
-    """Provenance as json text with its digest; what json does not know is written as text."""
-    return json.dumps(with_digest(about), indent=1) + "\n"
+    return {k: v for k, v in content.items() if k != DIGEST}
 
 
 def write_table(
@@ -275,11 +245,11 @@ def write_table(
     content = csv_text(frame, digits).encode()
     csv = write_bytes(beside(path, ".csv"), content)
     about = {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
-    return [write_text(beside(path, ".json"), json_text(about)), csv]
+    return [write_text(beside(path, ".json"), json.dumps(with_digest(about), indent=1) + "\n"), csv]
 
 
 def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
-    """The content of a csv that ``write_table`` wrote, also where only CSV.gz is left of it.
+    """The content of a csv that ``write_table`` wrote.
 
     Args:
         csv: The file.
@@ -292,9 +262,7 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
         FldiagError: The csv is not the one its json was written with.
         OSError: It cannot be read.
     """
-    packed, table = csv.with_name(f"{csv.name}.gz"), about.get("table")
-    is_packed = packed.is_file() and not csv.is_file()
-    content = gzip.decompress(packed.read_bytes()) if is_packed else csv.read_bytes()
+    content, table = csv.read_bytes(), about.get("table")
     digest = table.get("sha256") if isinstance(table, Mapping) else None
     if digest is not None and digest != sha256_of(content):
         raise FldiagError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -178,7 +179,7 @@ class History:
         self._pool = None
         if dataset is not None:
             self._pool = ExamplePool(dataset, self.parts, samples, self.device, dtype)
-        self.stack = dataset is not None and stacked(self.network, dataset, stack)
+        self.stack: str = stack
         self._memory = rounds if isinstance(rounds, Mapping) else {}
         self._remarks = tuple(notes)
         self._current: Stored | None = None
@@ -469,6 +470,11 @@ class History:
             )
         return self._pool
 
+    @cached_property
+    def is_stacked(self) -> bool:
+        """Whether models are evaluated side by side."""
+        return stacked(self.network, self.dataset, self.stack)
+
     @property
     def dataset(self) -> Dataset:
         """The federation's data. Raises FldiagError where only weights are known."""
@@ -491,7 +497,7 @@ class History:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
         split alone, which comes first."""
         first = self.pool.test.stop if test else None
-        return evaluate(self.network, self.pool, models, stack=self.stack, first=first)
+        return evaluate(self.network, self.pool, models, stack=self.is_stacked, first=first)
 
     def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""

@@ -109,7 +109,7 @@ def test_sizes(text, bytes_):
 
 @pytest.mark.parametrize("text", ["", "0", "-5M", "1.2.3G", "many", "5T", "."])
 def test_no_sizes(text):
-    with pytest.raises(FldiagError, match="is not a size"):
+    with pytest.raises(FldiagError, match="give such as"):
         size(text)
 
 
@@ -139,7 +139,7 @@ def test_pyhessian_engine_beside_the_own_one(trained):
         (("--trace", "--matrix", "ggn"), "leave out --params and --matrix"),
         (("--density", "--params", "0.*"), "leave out --params and --matrix"),
         (("--matrix", "kfac"), "matrix = 'kfac'"),
-        (("--memory", "lots"), "is not a size"),
+        (("--memory", "lots"), "give such as"),
         (("--k", "100000"), "weights"),
         (("--trace", "--rtol", "0"), "rtol"),
     ],

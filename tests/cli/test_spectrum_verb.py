@@ -95,7 +95,7 @@ def test_eigenvectors_are_a_file_beside_the_table(own):
         "4.bias": (2, 3),
     }
     about = json.loads(Path(result.stdout.splitlines()[-1]).with_suffix(".json").read_text())
-    assert paths[0].name in about["pictures"]["files"]
+    assert paths[0].name in about["pictures"]
     assert not list(paths[0].parent.glob("cache/*.safetensors"))
     again = own("spectrum", "net", "--k", 2, "--params", "4.*", "--save-vectors")
     assert again.stdout.splitlines()[-5:] == result.stdout.splitlines()[-5:]

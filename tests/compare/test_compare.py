@@ -304,6 +304,12 @@ def test_a_t_interval_is_scipys():
     )
 
 
+def test_the_basic_interval_is_that_of_the_quantiles_turned_around():
+    interval = basic(0.4, np.arange(1001) / 1000, 0.9)
+    assert (interval.low, interval.high) == pytest.approx((2 * 0.4 - 0.95, 2 * 0.4 - 0.05))
+    assert interval.p == pytest.approx(2 * (201 + 1) / (1001 + 1))
+
+
 @pytest.mark.parametrize(
     ("only_a", "only_b", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (1, 5, 14 / 64), (4, 4, 1.0)]
 )

@@ -71,7 +71,10 @@ def test_user_code_is_imported_only_with_consent(tmp_path, monkeypatch):
         check({"model": {"name": "mymod:build"}}, {"other:x"}, "a file")
     assert not (tmp_path / "HIT").exists() and str(tmp_path) not in sys.path
     assert load_user("mymod:build", {"mymod:build"})() == 7
-    for name, word in (("mymod:biuld", "did you mean 'build'"), ("gone:x", "cannot import gone")):
+    for name, word in (
+        ("mymod:biuld", "did you mean 'build'"),
+        ("nowhere_at_all:x", "cannot import nowhere_at_all"),
+    ):
         with pytest.raises(FldiagError, match=word):
             load_user(name, {name})
     assert consent("a.b:c") == {"a.b:c"}

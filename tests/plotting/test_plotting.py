@@ -159,6 +159,8 @@ def test_a_line_has_a_gap_where_a_round_is_not_there():
         ax = style.figure(2, 2).subplots()
         shapes.lines(ax, {"m": rows})
     np.testing.assert_equal(ax.lines[0].get_xydata(), [[1, 0.1], [2, 0.2], [3, np.nan], [4, 0.4]])
+    band = np.concatenate([path.vertices for path in ax.collections[0].get_paths()])
+    assert {(x, round(float(y), 6)) for x, y in band} >= {(1, 0.0), (1, 0.2), (2, 0.1), (2, 0.3)}
     assert all(float(tick).is_integer() for tick in ax.get_xticks())
 
 

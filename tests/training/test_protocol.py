@@ -23,11 +23,6 @@ def test_independent_clients_join_with_the_given_probability():
     assert joined == [schedule.sampled(t) for t in range(2000)]
 
 
-def test_nobody_joining_is_drawn_again():
-    lonely = Seeded(0, 4, 1, 1, 8, sampling="independent")
-    assert all(lonely.sampled(t) for t in range(200))
-
-
 def test_clients_by_round_are_those_of_fedsol_s_code():
     """What ``np.random.seed(t)`` and ``np.random.choice(100, 10, replace=False)`` draw for the first and the 300th round."""
     schedule = Seeded(0, 100, 10, 5, 50, sampling="by_round")

@@ -6,7 +6,7 @@ from helpers import config
 
 import fldiag
 from fldiag.errors import FldiagError
-from fldiag.training import sweep, train
+from fldiag.training import sweep
 
 
 def test_combinations_in_order():
@@ -34,26 +34,6 @@ def test_every_method_gets_what_the_preset_says_of_it():
     assert inner.method.options["inner_lr"] == 0.02
     with pytest.raises(FldiagError, match="same run"):
         sweep.configs("digits", {"seed": [1, 1]})
-
-
-def test_a_run_of_a_sweep_is_the_run_alone_and_is_read_again(tmp_path):
-    start = config(rounds=2)
-    runs = fldiag.sweep(
-        start, {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]}, out=tmp_path / "all"
-    )
-    alone = train.train(start.replace(method__name="scaffold", seed=1), out=tmp_path / "alone")
-    assert [(r.config.method.name, r.config.seed) for r in runs][-1] == ("scaffold", 1)
-    assert all(
-        torch.equal(w, runs[-1].checkpoint().state[n]) for n, w in alone.checkpoint().state.items()
-    )
-    events = []
-    again = fldiag.sweep(
-        start,
-        {"method.name": ["fedavg", "scaffold"], "seed": [0, 1]},
-        out=tmp_path / "all",
-        on_event=events.append,
-    )
-    assert [r.path for r in again] == [r.path for r in runs] and not events
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from histories import history, identity, linear, moved, one, separable, stored
 from torch import nn
 
-from fldiag.diagnostics.flatness import draw, flatness
+from fldiag.diagnostics.flatness import draw, flatness, mean_of_parts
 from fldiag.errors import FldiagError
 
 SIZES = (12, 9, 14)
@@ -52,7 +52,7 @@ def test_at_one_point_traces_add_up_and_the_eigenvalue_is_convex(seed):
 
 
 def test_an_estimated_trace_gap_is_zero_within_its_error(monkeypatch):
-    monkeypatch.setattr("fldiag.problem.exact.exact_layers", lambda problem: {})
+    monkeypatch.setattr("fldiag.problem.diagonal.exact_layers", lambda problem: {})
     frame = flatness(relu_federation(), rtol=0.3, max_products=24)
     row = one(frame, "trace_gap", moment="aggregated")
     assert row.residual > 0 and abs(row.value) <= 4 * row.residual and "hutchinson" in row.estimator
@@ -130,6 +130,17 @@ def test_clients_and_models_that_are_no_numbers():
         ask([nan], nan, [1])
 
 
+def test_parts_count_by_their_examples_and_their_error_is_over_clients():
+    values, sizes = [1.0, 2.0, 6.0], {0: 10, 1: 10, 2: 10}
+    rows = [
+        {"metric": "sharpness", "client": k, "value": v, "estimator": "exact"}
+        for k, v in enumerate(values)
+    ]
+    mean = mean_of_parts(rows, sizes)
+    assert (mean["value"], mean["stderr"]) == pytest.approx((3.0, pd.Series(values).sem()))
+    assert mean_of_parts(rows, {**sizes, 2: 60})["value"] == pytest.approx(39 / 8)
+
+
 def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadratic):
     q, item, made = quadratic
     assert flatness(made).query("metric == 'stability'").empty  # no learning rate is known
@@ -139,5 +150,3 @@ def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadra
     for k in item.ids:
         lambda_1 = float(torch.linalg.eigvalsh(q.A[k])[-1])
         assert one(frame, "stability", client=k).value == pytest.approx(0.4 / 2 * lambda_1)
-    values = frame.query("metric == 'stability' and scope == 'client'")["value"]
-    assert one(frame, "stability", scope="global").value == pytest.approx(values.mean())

@@ -7,6 +7,7 @@ import torch
 from histories import always, history, identity, linear, one, separable, stored
 
 import fldiag
+from fldiag.diagnostics.forgetting import over_rounds
 from fldiag.results.select import only
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]  # classes 0, 1 and classes 2, 3
@@ -73,3 +74,16 @@ def test_weights_that_are_no_numbers():
     assert broken["value"].isna().all() and broken["masked"].all()
     assert table["note"].str.contains("weights of client 0 give no numbers").any()
     assert one(table, "drop", scope="global", index=None).n_clients == 1
+
+
+def test_the_error_of_what_was_forgotten_is_that_of_both_rounds():
+    at = {"metric": "class_accuracy", "scope": "global", "moment": "aggregated", "slice": "test"}
+    cells = [(1, 0, 0.8, 0.03), (1, 1, 0.5, 0.06), (2, 0, 0.5, 0.04), (2, 1, 0.7, 0.08)]
+    rows = [
+        {**at, "round": r, "index": c, "value": v, "stderr": e, "n_examples": 20}
+        for r, c, v, e in cells
+    ]
+    *_, one, other, mean = (r for r in over_rounds(rows) if r["metric"] == "average_forgetting")
+    assert (one["value"], one["stderr"]) == pytest.approx((0.3, 0.05))
+    assert (other["value"], other["stderr"]) == pytest.approx((-0.2, 0.1))
+    assert (mean["value"], mean["stderr"]) == pytest.approx((0.05, np.hypot(0.05, 0.1) / 2))

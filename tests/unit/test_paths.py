@@ -153,8 +153,8 @@ def test_from_a_global_model_to_its_clients(tmp_path):
 @pytest.mark.parametrize(
     ("problems", "options", "says"),
     [
-        ([normed(0), normed(0, hidden=5)], {}, "m0 and m0 have different architectures"),
-        ([normed(0), normed(1, n=50)], {}, r"different examples \(data, 60; data, 50\)"),
+        ([normed(0), normed(0, hidden=5)], {}, "m0 and m0 are not of one architecture"),
+        ([normed(0), normed(1, n=50)], {}, r"the same examples \(data, 60; data, 50\)"),
         ([normed(0)], {"directions": "models"}, "there is one model"),
         ([normed(0)], {"directions": "clients"}, "holds trained weights of clients"),
         ([normed(0)], {"points": 4}, "an odd number"),

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fldiag
 from fldiag.curvature.lanczos import lanczos
-from fldiag.problem.diagonal import diagonal
+from fldiag.problem.diagonal import diagonal, exact_layers
 from fldiag.problem.eigenpairs import eigenpairs
-from fldiag.problem.exact import exact_layers
 
 N = 40
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
@@ -209,6 +208,17 @@ def test_diagonals_are_exact_where_outputs_are_piecewise_linear_in_the_layer(nam
         part = true[start : (start := start + len(values))]
         if tensor in result.exact:
             torch.testing.assert_close(values, part, rtol=1e-4, atol=1e-6)
+
+
+def test_standard_errors_of_estimated_entries_are_those_of_their_errors():
+    """On average over seeds; of two probes, so that it matters by what the scatter is divided."""
+    p = fldiag.Problem(mlp().double(), F.cross_entropy, (X.double(), Y), dtype=torch.float64)
+    true, squares, stated = p.dense().diagonal()[:25], 0.0, 0.0
+    for seed in range(40):
+        result = diagonal(p, max_products=4, seed=seed)
+        squares += (result.vector()[:25] - true).square().sum()
+        stated += result.vector_stderr()[:25].square().sum()
+    assert 0.7 < squares / stated < 1.4
 
 
 def test_a_layer_without_a_rule_leaves_the_others_exact():
