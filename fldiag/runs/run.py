@@ -497,6 +497,7 @@ def lock(path: Path) -> Iterator[None]:
     Raises:
         FldiagError: Another process owns it, it cannot be written, it holds symbolic links, or its name is no text.
     """
+    check_name(path)
     if links := [entry for entry in path.rglob("*") if entry.is_symlink()]:
         raise files.link_error(links[0])
     file = FileLock(path / LOCK, thread_local=False)  # a recorder may be closed by another thread
