@@ -236,7 +236,7 @@ def legend(
     """A legend below all panels, in as many columns as fit (at most ``ncols``); the figure grows by its rows."""
     labels = [plain(shorten(label, int(14 * fig.get_figwidth()))) for label in labels]
     options = {"loc": "outside lower center", **options}
-    for columns in range(min(ncols, len(labels)), 0, -1):
+    for columns in range(min(ncols, len(labels)) or 1, 0, -1):
         artist = fig.legend(handles, labels, ncols=columns, **options)
         box = artist.get_window_extent()
         if columns == 1 or box.width <= fig.bbox.width:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from fldiag.results.files import with_digest
 from fldiag_papers import ledger
 from fldiag_papers.verbs import figures
 
@@ -106,7 +107,7 @@ def test_only_the_papers_data_model_and_scale_are_compared(tmp_path):
         (tmp_path / "fedsol").mkdir(exist_ok=True)
         rows.to_csv(tmp_path / "fedsol" / f"{name}.csv", index=False)
         about = {"scale": scale, "command": command}
-        (tmp_path / "fedsol" / f"{name}.json").write_text(json.dumps(about))
+        (tmp_path / "fedsol" / f"{name}.json").write_text(json.dumps(with_digest(about)))
 
     put("table1", "paper", "--set train.precision=bf16")
     put("table2", "small")
@@ -202,7 +203,8 @@ def test_the_command_writes_a_csv_for_machines_and_a_page_for_people(tmp_path):
     rows = pd.concat([rows, rows.assign(method="fedavg")]).drop(columns=["study", "precision"])
     (tmp_path / "fedtoga").mkdir()
     rows.to_csv(tmp_path / "fedtoga" / "table4.csv", index=False)
-    (tmp_path / "fedtoga" / "table4.json").write_text('{"scale": "small", "command": ""}')
+    about = with_digest({"scale": "small", "command": ""})
+    (tmp_path / "fedtoga" / "table4.json").write_text(json.dumps(about))
     called = CliRunner().invoke(figures, ["ledger", "--out", str(tmp_path)])
     assert called.exit_code == 0, called.output
     lines = pd.read_csv(tmp_path / "ledger.csv").dropna(subset="statement").set_index("statement")

@@ -16,6 +16,7 @@ import fldiag
 from fldiag.errors import FldiagError
 from fldiag.report import page
 from fldiag.report.collect import collect, name_runs
+from fldiag.results.files import with_digest
 from fldiag.results.select import only
 
 TAGS = (
@@ -147,9 +148,7 @@ def test_only_its_own_scripts_may_run(paths):
 
 
 def edit_json(file, **changes):
-    about = json.loads(file.read_text())
-    del about["digest"]
-    file.write_text(json.dumps(about | changes))
+    file.write_text(json.dumps(with_digest(json.loads(file.read_text()) | changes)))
 
 
 @pytest.mark.parametrize(
