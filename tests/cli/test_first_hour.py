@@ -127,10 +127,9 @@ def test_answers_about_other_data_do_not_replace_each_other(here, own):
     for data in (own, "npz:floats.npz"):
         how = ("--model", "two_nets:net", "--data", data, "--device", "cpu", "-k", "1")
         made = last(run("spectrum", "two.pt", *how))
-        about[made] = json.loads((here / made).with_suffix(".json").read_text())["checkpoints"][
-            "two"
-        ]
-    assert [a["data"] for a in about.values()] == [own, "npz:floats.npz"] and {
-        a["model"] for a in about.values()
-    } == {"two_nets:net"}
-    assert ["pixels / 255" in a["remarks"][-1] for a in about.values()] == [True, False]
+        about[made] = json.loads((here / made).with_suffix(".json").read_text())
+    options = [a["options"] for a in about.values()]
+    assert [o["data"] for o in options] == [own, "npz:floats.npz"]
+    assert {o["model"] for o in options} == {"two_nets:net"}
+    inputs = [a["checkpoints"]["two"]["inputs"] for a in about.values()]
+    assert ["pixels / 255" in text for text in inputs] == [True, False]
