@@ -33,7 +33,9 @@ html_static_path = ["_static"]
 html_css_files = ["fldiag.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_sidebars = {"**": ["globaltoc.html"]}
 html_theme_options = {
+    "navbar_center": [],
     "navbar_end": ["theme-switcher"],
     "navbar_persistent": ["search-button"],
     "secondary_sidebar_items": ["page-toc"],
