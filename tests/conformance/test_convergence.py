@@ -1,5 +1,6 @@
 """Every registered method learns the digits with the preset of that name as it is, as well as the committed table says."""
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -9,14 +10,14 @@ from fldiag import registry
 from fldiag.config import Config
 from fldiag.training import train
 
-TABLE = pd.read_csv(Path(__file__).parents[2] / "figures" / "methods" / "digits.csv").set_index(
-    "method"
-)
-SEEDS, ROUNDS = 3, 20  # of the table
+FILE = Path(__file__).parents[2] / "figures" / "methods" / "digits.csv"
+TABLE = pd.read_csv(FILE).set_index("method")
+ABOUT = json.loads(FILE.with_suffix(".json").read_text("utf-8"))
+SEEDS = 3
 
 
 def test_every_method_is_in_the_table():
-    assert set(TABLE.index) == set(registry.method.names())
+    assert set(TABLE.index) == set(registry.method.names()) and ABOUT["seeds"] == SEEDS
 
 
 @pytest.mark.convergence
@@ -35,7 +36,7 @@ def test_learns_with_the_default_preset(name, tmp_path):
             checkpoint__every=100,
             checkpoint__clients="none",
         )
-        assert config.rounds == ROUNDS
+        assert config.rounds == ABOUT["rounds"]
         run = train.train(config, out=tmp_path / str(seed))
         assert train.failure(run) is None
         frame = run.metrics
