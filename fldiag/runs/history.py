@@ -405,11 +405,9 @@ class History:
         Raises:
             FldiagError: a round cannot be read, or none has what it takes.
         """
-        total = len(self.rounds) if every_round else 1
         rows: list[Row] = []
-        for i, stored in enumerate(self.each() if every_round else [self.last()]):
-            with workspace().part(i, total, f"round {stored.round}" if total > 1 else ""):
-                part = function(stored) if stored.complete else []
+        for stored in self.each() if every_round else [self.last()]:
+            part = function(stored) if stored.complete else []
             rows += [{"round": stored.round, **row} for row in part]
         return rows
 
