@@ -44,6 +44,8 @@ CONTAINERS = {
 }
 #: Weights as transformers names them, the safest first.
 PRETRAINED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+#: What a file may claim to hold: so many times its own size, and so many bytes more.
+TIMES, MORE = 8, 2**24
 #: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
 SAFE_TORCH, TRUST = "2.10", "FLDIAG_TRUST_FILES"
 #: Key of the metadata, and names of the tensors beside the model.
@@ -214,8 +216,12 @@ def read_tensors(path: Path) -> dict[str, Any]:
             return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
         read = {".safetensors": _safetensors, ".npz": _arrays, ".npy": _arrays}
         content = read.get(path.suffix, _pt)(path)
-        for t in tree_leaves(content):
-            if isinstance(t, Tensor) and (t.is_meta or t.is_complex() or t.layout != torch.strided):
+        tensors = [t for t in tree_leaves(content) if isinstance(t, Tensor)]
+        claimed = sum(t.numel() * t.element_size() for t in tensors)
+        if claimed > TIMES * path.stat().st_size + MORE:
+            raise ValueError(f"it claims to hold {claimed / 1e6:,.0f} MB")
+        for t in tensors:
+            if t.is_meta or t.is_complex() or t.layout != torch.strided:
                 raise ValueError(f"it holds a tensor of {t.dtype}, {t.layout}, on {t.device}")
     except FldiagError:
         raise
