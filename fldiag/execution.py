@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -36,7 +34,7 @@ import joblib
 import torch
 
 from fldiag.device import full_precision
-from fldiag.errors import FldiagError, first_line, out_of_memory
+from fldiag.errors import FldiagError, first_line
 from fldiag.version import version
 
 T = TypeVar("T")
@@ -44,9 +42,6 @@ Progress = Callable[[int, int, str], None]
 NAMES = re.compile(r"serial|processes(:[1-9]\d*)?|dask(:.+:.+)?")
 #: Units under way at a time, where the number of workers is not known.
 WINDOW = 256
-#: Progress within a part is shown as so many steps of it.
-STEPS = 1000
-GO_ON = "run the same command again (train: with --resume, resume=True); finished work is kept"
 
 
 def check_executor(executor: str | Executor) -> str | Executor:
@@ -137,18 +132,15 @@ def _perform(key: str, unit: Any, work: Work | None = None) -> Any:
         return _work[key].perform(unit) if key in _work else Missing
 
 
-def _begin_process(key: str, work: Work) -> None:
-    # the main process has read the same data, and warned of them
-    warnings.filterwarnings("ignore", module="fldiag")
-    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
-    _keep(key, work)
-
-
-def _exit_with(parent: int) -> None:
+def _end_with_parent() -> None:
     """A worker whose main process was killed would wait for units for ever."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
 def _versions() -> tuple[str, str]:
@@ -174,10 +166,7 @@ class Pool(contextlib.ExitStack):
         """(number of the unit, result) as they are done; the units' own exceptions are raised."""
         waiting = enumerate(units)
         if not self.slots:
-            for number, unit in waiting:
-                with self._doing(unit):
-                    result = self.work.perform(unit)
-                yield number, result
+            yield from ((number, self.work.perform(unit)) for number, unit in waiting)
             return
         busy: dict[Future[Any], tuple[Executor, int, Any]] = {}
         try:
@@ -192,12 +181,12 @@ class Pool(contextlib.ExitStack):
                     slot, number, unit = busy.pop(future)
                     with self._doing(unit):
                         result = future.result()
-                        if result is Missing:
-                            again = slot.submit(_perform, self.key, unit, self.work)
-                            busy[again] = slot, number, unit
-                            continue
-                    self.slots.append(slot)
-                    yield number, result
+                    if result is Missing:
+                        again = slot.submit(_perform, self.key, unit, self.work)
+                        busy[again] = slot, number, unit
+                    else:
+                        self.slots.append(slot)
+                        yield number, result
         finally:
             for future, (slot, *_) in busy.items():
                 future.cancel()
@@ -216,19 +205,17 @@ class Pool(contextlib.ExitStack):
 
     @contextlib.contextmanager
     def _doing(self, unit: Any) -> Iterator[None]:
-        """A worker that dies, and a unit that lacks memory, is an error that names the unit."""
+        """A worker that dies is an error that names the unit."""
         try:
             yield
         except Exception as error:
-            if out_of_memory(error):
-                why = "out of memory; use fewer workers, fewer --samples or a smaller --memory"
-            elif isinstance(error, (BrokenExecutor, CancelledError)) or (
-                type(error).__name__ == "KilledWorker"  # Dask's
-            ):
-                why = f"its worker died ({first_line(error)}; out of memory?)"
-            else:
+            is_dead = isinstance(error, (BrokenExecutor, CancelledError))
+            if not is_dead and type(error).__name__ != "KilledWorker":  # Dask's
                 raise
-            raise FldiagError(f"{self.name(unit)}: {why}", GO_ON) from error
+            raise FldiagError(
+                f"{self.name(unit)}: its worker died ({first_line(error)}; out of memory?)",
+                "run the same command again (train: with --resume, resume=True); finished work is kept",
+            ) from error
 
 
 def open_pool(
@@ -249,83 +236,49 @@ def open_pool(
         name: what a unit is called in messages.
 
     Raises:
-        FldiagError: an unknown executor, a cluster that cannot be reached or has another fldiag or PyTorch, or state that cannot
-            be sent.
+        FldiagError: an unknown executor, or a cluster with another fldiag or PyTorch.
     """
     kind, _, suffix = str(check_executor(executor)).partition(":")
-    work = Work(function, shared, threads or torch.get_num_threads())
-    pool = Pool(work, name)
-    if not isinstance(executor, str):
-        pool.slots = [executor] * WINDOW
-    elif kind != "serial":
-        try:
-            pickle.dumps(work)
-        except Exception as error:  # whatever somebody's own object raises
-            raise FldiagError(
-                f"what the work needs cannot be sent to worker processes ({first_line(error)})",
-                "define models, data and losses in a module rather than inside a function, or use executor 'serial'",
-                usage=True,
-            ) from None
-        workers = max(1, joblib.cpu_count() // work.threads)
-        with _safe_start():
-            if kind == "processes":
-                pool.slots = _processes(pool, int(suffix or workers))
-            else:
-                pool.slots = [_dask(pool, suffix, workers)] * WINDOW
+    pool = Pool(Work(function, shared, threads or torch.get_num_threads()), name)
+    workers = max(1, joblib.cpu_count() // pool.work.threads)
+    with _safe_start():
+        if not isinstance(executor, str):
+            pool.slots = [executor] * WINDOW
+        elif kind == "processes":
+            pool.slots = [_process(pool) for _ in range(int(suffix or workers))]
+        elif kind == "dask":
+            pool.slots = [_dask(pool, suffix, workers)] * WINDOW
     return pool
 
 
-def _processes(pool: Pool, count: int) -> list[Executor]:
-    """Pools of one process each, started with its first unit: when it dies, it is known which unit it had."""
-    processes = [
-        ProcessPoolExecutor(
-            1,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin_process,
-            initargs=(pool.key, pool.work),
-        )
-        for _ in range(count)
-    ]
+def _process(pool: Pool) -> Executor:
+    """A process, started with its first unit: when it dies, it is known which unit it had."""
+    executor = ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
+    )
 
-    def end() -> None:
-        for process in processes:  # ended rather than waited for: PyTorch takes a second to leave
-            for worker in list((process._processes or {}).values()):
-                worker.terminate()
-            process.shutdown(wait=False, cancel_futures=True)
+    def end() -> None:  # ended rather than waited for: PyTorch takes a second to leave
+        for worker in list((executor._processes or {}).values()):
+            worker.terminate()
+        executor.shutdown(wait=False, cancel_futures=True)
 
     pool.callback(end)
-    return list(processes)
+    return executor
 
 
 def _dask(pool: Pool, address: str, workers: int) -> Executor:
     """The workers of a scheduler; without an address, workers of one thread each on this machine."""
-    try:
-        import distributed
-    except ImportError:
-        raise FldiagError(
-            "executor dask needs the package distributed", "pip install 'fldiag[dask]'", usage=True
-        ) from None
+    import distributed
+
     local: dict[str, Any] = {
         "n_workers": workers,
         "threads_per_worker": 1,
         "dashboard_address": "127.0.0.1:0",
         "memory_limit": None,  # a share of it would stop a worker that holds a large model, for ever
-        "silence_logs": "CRITICAL",
     }
-    try:
-        client = pool.enter_context(
-            distributed.Client(
-                address or None, timeout=10, set_as_default=False, **({} if address else local)
-            )
-        )
-        client.wait_for_workers(1, timeout=10)
-        different = set(client.run(_versions).values()) - {_versions()}
-    except (OSError, TimeoutError, ImportError) as error:
-        pool.close()
-        raise FldiagError(
-            f"no workers with fldiag behind a Dask scheduler at {address or 'this machine'} ({first_line(error)})",
-            "start dask scheduler and dask worker ADDRESS --nthreads 1 in this environment",
-        ) from None
+    options = {"address": address} if address else local
+    client = pool.enter_context(distributed.Client(timeout=10, set_as_default=False, **options))
+    different = set(client.run(_versions).values()) - {_versions()}
     if different:
         pool.close()
         raise FldiagError(
@@ -365,7 +318,6 @@ class Workspace:
 
     def __init__(self, executor: str | Executor = "serial", progress: Progress | None = None):
         self.executor, self.progress = executor, progress
-        self.is_used = False  # whether anything was mapped
         self._pool: Pool | None = None
 
     def map(
@@ -390,50 +342,33 @@ class Workspace:
         >>> list(workspace().map(divmod, 7, [2, 3]))
         [(3, 1), (2, 1)]
         """
-        self.is_used = True
         units = [(function, item, options, name(item)) for item in items]
-        results = self._pool_of(shared, len(units)).map(units)
-        for done, item in enumerate(items):
-            with self.part(done, len(items), name(item)):
+        results = self._pool_of(shared).map(units)
+        for done, unit in enumerate(units):
+            self.show(done, len(units), unit[3])
+            progress, self.progress = self.progress, None  # an item's own is not shown
+            try:
                 value = next(results)
-            self.show(done + 1, len(items), name(item))
+            finally:
+                self.progress = progress
             yield value
 
-    @contextlib.contextmanager
-    def part(self, number: int, total: int, text: str) -> Iterator[None]:
-        """Progress within the block is that of part ``number`` (from 0) of so many equal parts."""
-        outer = self.progress
-
-        def inner(done: int, of: int, words: str) -> None:
-            if outer is not None:
-                place = STEPS * number + STEPS * done // of
-                outer(place, STEPS * total, ", ".join(filter(None, (text, words))))
-
-        self.progress = inner
-        if text:
-            inner(0, 1, "")
-        try:
-            yield
-        finally:
-            self.progress = outer
-
     def show(self, done: int, total: int, text: str) -> None:
-        """Progress within the part at hand."""
+        """Show progress."""
         if self.progress is not None:
             self.progress(min(done, total), max(total, 1), text)
 
-    def _pool_of(self, shared: Any, count: int) -> Pool:
-        """The workers of earlier items where these share the same; one item alone needs no other process."""
+    def _pool_of(self, shared: Any) -> Pool:
+        """The workers of earlier items where these share the same."""
         if self._pool is not None and self._pool.work.shared is shared:
             return self._pool
-        self._close_pool()
-        executor = self.executor if count > 1 else "serial"
-        pool = open_pool(executor, _perform_item, shared, name=lambda unit: str(unit[3]))
+        pool = open_pool(self.executor, _perform_item, shared, name=lambda unit: unit[3])
         if pool.slots:  # that of this process would keep alive what the items share
+            self._close()
             self._pool = pool
         return pool
 
-    def _close_pool(self) -> None:
+    def _close(self) -> None:
         if self._pool is not None:
             self._pool.close()
         self._pool = None
@@ -444,7 +379,7 @@ class Workspace:
 
     def __exit__(self, *error: object) -> None:
         _current.reset(self._token)
-        self._close_pool()
+        self._close()
 
 
 def _perform_item(shared: Any, unit: tuple[Callable[..., Any], Any, dict[str, Any], str]) -> Any:

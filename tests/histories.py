@@ -1,15 +1,21 @@
 """Small federations given as weights, without training: what diagnostics of a run see."""
 
-from dataclasses import replace
+import itertools
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from fldiag.data import Dataset
+from fldiag.models.network import Network
 from fldiag.params import flatten
 from fldiag.results.select import only
 from fldiag.runs.history import History, Stored
+from fldiag.runs.run import Run
+
+FOLDER, NUMBER = tempfile.TemporaryDirectory(), itertools.count()
 
 
 def separable(classes=4, per_class=30, test_per_class=(25,) * 4, seed=0):
@@ -59,28 +65,26 @@ def stored(received, clients, aggregated=None, *, round=1, ids=None):
     )
 
 
-def placed(item, device):
-    """A round on another device."""
-    tensors = {n: v.to(device) for n, v in vars(item).items() if isinstance(v, torch.Tensor)}
-    buffers = {
-        n: {k: b.to(device) for k, b in v.items()}
-        for n, v in vars(item).items()
-        if isinstance(v, dict)
-    }
-    return replace(item, **tensors, **buffers)
-
-
 def history(module, dataset, parts, *rounds, **options):
-    """``rounds``: Stored."""
-    device = options.get("device", "cpu")
-    rounds = rounds if device == "cpu" else [placed(item, device) for item in rounds]
-    return History(
-        module,
-        dataset,
-        parts,
-        {item.round: item for item in rounds},
-        **{"name": "made", "labels": {"method": "none", "seed": 0}, **options},
-    )
+    """``rounds``: Stored; they lie in a run of their own."""
+    config = {"method": {"name": "none"}, "seed": 0, "rounds": len(rounds)}
+    run = Run.create(Path(FOLDER.name) / str(next(NUMBER)) / "made", config, {}, hash="")
+    run.begin()
+    layout = Network(module).layout
+    for item in rounds:
+        manifest = {"round": item.round, "seed": 0, "config": config, "clients": item.ids}
+        run.put_checkpoint(
+            item.round,
+            {**manifest, "shape": [], "classes": 0},
+            {**dict(module.named_buffers()), **layout.views(item.aggregated), **item.buffers},
+            clients=item.clients,
+            received=item.received,
+            buffers=item.client_buffers,
+            starts=item.starts,
+            start_buffers=item.start_buffers,
+        )
+        run.append(item.round, [])
+    return History(run, module, dataset, parts, **options)
 
 
 def moved(module, clients=3, scale=0.3, seed=1):

@@ -120,8 +120,6 @@ def diagnose(
                         name=lambda s: " ".join(m.name for m in members(s)),
                     )
                 )
-            if subject_options.executor != "serial" and not workspace.is_used:
-                tell(f"{entry.name} cannot be split: it was computed in this process")
     except FldiagError:
         if is_new:  # and empty
             with contextlib.suppress(OSError):

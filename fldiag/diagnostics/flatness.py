@@ -316,9 +316,8 @@ def flatness(
             history.note(r, f"client {k} has no training examples: left out", k)
         items = [(r, None, "aggregated"), *((r, k, "aggregated") for k in sizes)]
         items += [(r, k, "trained") for k in trained if k in sizes]
-        with workspace().part(rounds.index(r), len(rounds), f"round {r}"):
-            results = workspace().map(flatness_rows, history, items, name=str, **settings)
-            models = [row for result in results for row in result]
+        results = workspace().map(flatness_rows, history, items, name=str, **settings)
+        models = [row for result in results for row in result]
         rows += [*models, *({"round": r, **row} for row in gap_rows(models, sizes))]
     if all(row["value"] is None for row in rows):
         reasons = [row["note"] for row in rows] + ["no measured round has client weights"]

@@ -448,23 +448,21 @@ def landscape(
     """
     problems = [problem] if isinstance(problem, Problem) else list(problem)
     origin, reach, rows = problems[0], 0.8, list[Row]()
-    with workspace().part(0, 2, ""):
-        if directions == "random":
-            axes = torch.stack([random_direction(origin, seed, i) for i in range(2)])
-        elif directions != "eigen":
-            origin, axes, rows, reach = through(problems, directions)
-        else:
-            options: dict[str, Any] = {"tol": tol, "max_products": max_products, "seed": seed}
-            pairs = eigenpairs(origin, k, progress=workspace().show, **options)
-            axes, rows = pairs.vectors[:2], eigenvalue_rows(origin, pairs, matrix="hessian")
-            if len(axes) < 2:
-                raise FldiagError(
-                    "there is one eigenvector, and a landscape needs two",
-                    "allow more products, or ask for the spectrum of a model with one parameter",
-                    usage=True,
-                )
+    if directions == "random":
+        axes = torch.stack([random_direction(origin, seed, i) for i in range(2)])
+    elif directions != "eigen":
+        origin, axes, rows, reach = through(problems, directions)
+    else:
+        options: dict[str, Any] = {"tol": tol, "max_products": max_products, "seed": seed}
+        pairs = eigenpairs(origin, k, progress=workspace().show, **options)
+        axes, rows = pairs.vectors[:2], eigenvalue_rows(origin, pairs, matrix="hessian")
+        if len(axes) < 2:
+            raise FldiagError(
+                "there is one eigenvector, and a landscape needs two",
+                "allow more products, or ask for the spectrum of a model with one parameter",
+                usage=True,
+            )
     centre = origin.centre.rows(origin)
     axis = np.linspace(-1, 1, POINTS) * (span or 1.25 * reach or 1.0)
-    with workspace().part(1, 2, ""):
-        losses = surface_rows(origin, axes, axis)
+    losses = surface_rows(origin, axes, axis)
     return table([*at_centre(losses, centre, x=0.0, y=0.0), *rows], **origin.common)

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from pydantic import BeforeValidator, Field
 
 from fldiag.choices import Data, Device, Download, Model, Root
-from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, floats, names, select
 from fldiag.registry import diagnostic
@@ -126,7 +125,7 @@ def personalise(
     from fldiag.training.setup import load_weights, setup_of
 
     tables = []
-    for i, run in enumerate(runs):
+    for run in runs:
         setup = setup_of(run, device=device, root=root, download=download, names=(model, data))
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
@@ -135,7 +134,6 @@ def personalise(
         w, buffers = load_weights(run, setup)
         states = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)
-        with workspace().part(i, len(runs), ""):
-            rows = measure(setup, plan, start, seed=seed, run=run.name)
+        rows = measure(setup, plan, start, seed=seed, run=run.name)
         tables.append(check(table(rows, **run.common)))
     return pd.concat(tables, ignore_index=True)

@@ -395,24 +395,19 @@ def spectrum(
     names = problem.layout.names if params is None else problem.tensors(params)
     options: dict[str, Any] = {"which": which, "matrix": matrix, "tol": tol}
     options |= {"max_products": most, "seed": seed}
-    parts = 1 + per_layer + trace + density
-    with workspace().part(0, parts, ""):
-        pairs = eigenpairs(
-            problem, k, names=names, strict=density, progress=workspace().show, **options
-        )
+    pairs = eigenpairs(
+        problem, k, names=names, strict=density, progress=workspace().show, **options
+    )
     rows += eigenvalue_rows(problem, pairs, which=which, matrix=matrix, layer=params)
     if per_layer:
-        with workspace().part(1, parts, ""):
-            blocks = workspace().map(layer_rows, problem, list(problem.layout.layers), **options)
-            rows += [row for block in blocks for row in block]
+        blocks = workspace().map(layer_rows, problem, list(problem.layout.layers), **options)
+        rows += [row for block in blocks for row in block]
     if trace:
-        with workspace().part(parts - 1 - density, parts, ""):
-            show, products = workspace().show, max_products or 200
-            result = diagonal(problem, max_products=products, seed=seed, progress=show)
-            rows += diagonal_rows(problem, result)
+        show, products = workspace().show, max_products or 200
+        result = diagonal(problem, max_products=products, seed=seed, progress=show)
+        rows += diagonal_rows(problem, result)
     if density:
-        with workspace().part(parts - 1, parts, "density"):
-            rows += density_rows(problem, pairs, matrix, seed)
+        rows += density_rows(problem, pairs, matrix, seed)
     frame = table(rows, **problem.common)
     if save_vectors:
         vectors, start = pairs.vectors.to("cpu", problem.dtype), 0

@@ -88,8 +88,6 @@ def convert(
         def read(path: Path) -> State:
             verify(path)
             c = read_checkpoint(path, key)
-            if c.remark:
-                recorder.note(f"{path.name}: {c.remark}")
             return recorder.state(state_dict.fit(c.state, recorder.module)[0], str(path))
 
         if not globals_:

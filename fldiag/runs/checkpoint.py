@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves
 
-from fldiag.errors import FldiagError, check_name, first_line, short_path
+from fldiag.errors import FldiagError, first_line, short_path
 from fldiag.results import files
 from fldiag.user_code import consent
 
@@ -43,12 +43,7 @@ CONTAINERS = {
     *("weights", "params", "parameters"),
 }
 #: Weights as transformers names them, the safest first.
-PRETRAINED = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+PRETRAINED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 #: What a file may claim to hold: so many times its own size, and so many bytes more.
 TIMES, MORE = 8, 2**24
 #: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
@@ -56,10 +51,6 @@ SAFE_TORCH, TRUST = "2.10", "FLDIAG_TRUST_FILES"
 #: Key of the metadata, and names of the tensors beside the model.
 ABOUT = "fldiag"
 GROUPS = ("received", "clients", "buffers", "starts", "start_buffers")
-DTYPES = {
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
-    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
-}
 
 
 @dataclass(frozen=True)
@@ -78,8 +69,7 @@ class Checkpoint:
         model: A module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
         allow_code: User code that may be imported although only the manifest names it.
-        key: Which of the file's sets of weights ``state`` is, where it holds several or one was named.
-        remark: What was passed over of the file, in words.
+        key: Which of the file's sets of weights ``state`` is, where one was named.
         starts: What each of these clients received, [K, P], where they received different weights.
         start_buffers: The buffers that go with ``starts``, by name, each [K, ...].
 
@@ -97,7 +87,6 @@ class Checkpoint:
     data: Any = None
     allow_code: frozenset[str] = frozenset()
     key: str = ""
-    remark: str = ""
     starts: Tensor | None = None
     start_buffers: State = field(default_factory=dict)
 
@@ -192,23 +181,15 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     if path.is_dir():
         path = next((path / name for name in PRETRAINED if (path / name).is_file()), path)
     content = read_tensors(path)
-    manifest = content.get("manifest") if isinstance(content, Mapping) else None
-    if key is not None or manifest is None or isinstance(manifest, Tensor):
-        return _weights(path, content, key)
+    if key is not None or "manifest" not in content:
+        return Checkpoint(path, _weights(path, content, key), key=key or "")
     try:
-        manifest = json.loads(manifest) if isinstance(manifest, str) else manifest
+        manifest = content["manifest"]
+        manifest = json.loads(manifest) if isinstance(manifest, str) else dict(manifest)
         tensors = {name: content[name] for name in GROUPS if name in content}
-        checkpoint = Checkpoint(path, dict(content["model"]), manifest, **tensors)
-        # what readers rely on; a run's own files are verified by their digests
-        _ = checkpoint.label, [manifest[name] for name in ("round", "seed", "shape", "classes")]
-        if any(len(manifest["clients"]) != len(t) for t in (checkpoint.clients,) if t is not None):
-            raise ValueError("clients")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FldiagError(
-            f"checkpoint {path}: its manifest is not valid ({type(error).__name__})",
-            "the file was edited; use the original",
-        ) from None
-    return checkpoint
+        return Checkpoint(path, dict(content["model"]), manifest, **tensors)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FldiagError(f"{path}: its manifest is not valid ({first_line(error)})") from None
 
 
 def is_pretrained(path: Path) -> bool:
@@ -218,13 +199,12 @@ def is_pretrained(path: Path) -> bool:
     )
 
 
-def read_tensors(path: Path) -> Any:
-    """What a ``.pt``, ``.safetensors``, ``.npz`` or ``.npy`` file holds, whatever its name; of an index all its parts.
+def read_tensors(path: Path) -> dict[str, Any]:
+    """What a ``.safetensors``, ``.npz`` or ``.npy`` file holds, or a ``.pt`` file of any other name; of an index all its parts.
 
     Raises:
-        FldiagError: There is none, it is damaged, holds objects, or claims to hold far more than its size.
+        FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
     """
-    check_name(path)
     if not path.is_file():
         raise FldiagError(
             f"{short_path(path)} is {'not a file' if path.exists() else 'not there'}",
@@ -234,15 +214,15 @@ def read_tensors(path: Path) -> Any:
     try:
         if (parts := _parts(path)) != [path]:
             return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
-        with open(path, "rb") as file:
-            start = file.read(16)
-        if start[8:9] == b"{" and start[:2] != b"PK":
-            content = _safetensors(path)
-        elif start.startswith(b"\x93NUMPY") or (start.startswith(b"PK") and _is_arrays(path)):
-            content = _arrays(path)
-        else:
-            content = _pt(path)
-        _check_tensors(path, content)
+        read = {".safetensors": _safetensors, ".npz": _arrays, ".npy": _arrays}
+        content = read.get(path.suffix, _pt)(path)
+        tensors = [t for t in tree_leaves(content) if isinstance(t, Tensor)]
+        claimed = sum(t.numel() * t.element_size() for t in tensors)
+        if claimed > TIMES * path.stat().st_size + MORE:
+            raise ValueError(f"it claims to hold {claimed / 1e6:,.0f} MB")
+        for t in tensors:
+            if t.is_meta or t.is_complex() or t.layout != torch.strided:
+                raise ValueError(f"it holds a tensor of {t.dtype}, {t.layout}, on {t.device}")
     except FldiagError:
         raise
     except Exception as error:  # a damaged file can make a reader raise anything
@@ -250,46 +230,33 @@ def read_tensors(path: Path) -> Any:
             f"{path} cannot be read as weights, and nothing in it was executed: {first_line(error)}",
             "save the weights alone, torch.save(model.state_dict(), path), or copy the file again",
         ) from None
-    return content
+    return dict(content) if isinstance(content, Mapping) else {"arr_0": content}
 
 
 def _parts(path: Path) -> list[Path]:
-    """The file itself; of an index (``model.safetensors.index.json``) the parts of the model that it names."""
-    if not path.name.endswith(".index.json"):
+    """The file itself; of an index (``model.safetensors.index.json``) the files beside it that it names."""
+    if not path.name.endswith(".safetensors.index.json"):
         return [path]
-    names = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
-    if any(Path(name).name != name or name == path.name for name in names):
-        raise ValueError("it names files of another folder")
-    return [path.parent / name for name in names]
+    names = set(json.loads(path.read_text("utf-8"))["weight_map"].values())
+    return [path.parent / Path(name).name for name in sorted(names)]
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         about = (file.metadata() or {}).get(ABOUT)
-        if about is None:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        content: dict[str, Any] = json.loads(about)
-        for name in content.pop("names"):
-            group, slash, rest = name.partition("/")
-            (content.setdefault(group, {}) if slash else content)[rest or group] = file.get_tensor(
-                name
-            )
+        flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if about is None:
+        return flat
+    content: dict[str, Any] = json.loads(about)
+    for name in content.pop("names"):
+        group, slash, rest = name.partition("/")
+        (content.setdefault(group, {}) if slash else content)[rest or group] = flat[name]
     return content
-
-
-def _is_arrays(path: Path) -> bool:
-    """Whether an archive holds arrays of numpy alone; its checksums are verified."""
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        # torch.save can be told to write no checksums
-        if any(member.CRC for member in members) and (bad := archive.testzip()) is not None:
-            raise FldiagError(f"{path} is damaged: the checksum of {bad[-80:]} does not match")
-    return bool(members) and all(member.filename.endswith(".npy") for member in members)
 
 
 def _arrays(path: Path) -> State:
     content = np.load(path, allow_pickle=False)
-    arrays = {"arr_0": content} if isinstance(content, np.ndarray) else dict(content)
+    arrays = {"arr_0": content} if isinstance(content, np.ndarray) else content
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
@@ -320,55 +287,33 @@ def _pt(path: Path) -> Any:
             f"install torch {SAFE_TORCH}, take a .safetensors file, or say that it is your own: --trust-file, trust_file=True",
             usage=True,
         )
+    # torch does not look at the checksums
+    if zipfile.is_zipfile(path) and (bad := zipfile.ZipFile(path).testzip()) is not None:
+        raise FldiagError(f"{path} is damaged: the checksum of {bad} does not match")
     with torch.serialization.safe_globals(PLAIN_OBJECTS):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _check_tensors(path: Path, content: Any) -> None:
-    """Raises FldiagError for a tensor that holds no plain numbers, and for far more numbers than the file can hold."""
-    claimed, size = 0, path.stat().st_size
-    for t in tree_leaves(content):
-        if isinstance(t, Tensor):
-            claimed += t.numel() * t.element_size()
-            if t.is_meta or t.layout != torch.strided or t.dtype not in DTYPES:
-                raise FldiagError(
-                    f"{path} holds a tensor of {t.dtype}, {t.layout}, on {t.device}",
-                    "save it dense and as float32",
-                )
-    if claimed > TIMES * size + MORE:
-        raise FldiagError(
-            f"{path} claims to hold {claimed / 1e6:,.0f} MB and has {size / 1e6:,.1f} MB",
-            "save it again, every tensor with .clone()",
-        )
-
-
-def _weights(path: Path, content: Any, key: str | None) -> Checkpoint:
-    """The set of weights that ``key`` names, or the plain one."""
-    sets = dict(_sets(content, ""))
-    usual = [n for n in sets if all(part in CONTAINERS for part in n.split("."))] or list(sets)
-    names = usual if key is None else [n for n in sets if n == key]
+def _weights(path: Path, content: dict[str, Any], key: str | None) -> State:
+    """The file's own tensors, or of the sets in it the one that ``key`` names, or else the plain one."""
+    if key is None and _is_state(content):
+        return content
+    sets = {str(name): dict(value) for name, value in content.items() if _is_state(value)}
+    names = [n for n in sets if n in CONTAINERS] or list(sets)
+    names = names if key is None else [n for n in sets if n == key]
     if len(names) != 1:
         raise FldiagError(
             f"{path} holds {'several sets' if names else 'no set'} of weights {key or ''}".strip(),
-            f"choose with --key NAME or key=NAME: {', '.join(sorted(sets))}"
-            if sets
-            else "save it with torch.save(model.state_dict(), path)",
+            f"choose with --key NAME or key=NAME: {', '.join(sorted(sets)) or 'it has none'}",
             usage=key is not None,
         )
-    (name,) = names
-    # what holds far fewer tensors is no other model
-    others = sorted(n for n in sets if n != name and 2 * len(sets[n]) > len(sets[name]))
-    remark = f"of several sets of weights, {name} is read, not {', '.join(others)} (choose with --key NAME or key=NAME)"
-    label = name if others or key is not None else ""
-    return Checkpoint(path, sets[name], key=label, remark=remark if others else "")
+    return sets[names[0]]
 
 
-def _sets(content: Any, name: str) -> Iterator[tuple[str, State]]:
-    """The dicts of tensors in a container, by the entries that lead to them; not those of an optimiser."""
-    if not isinstance(content, Mapping) or "param_groups" in content or "optim" in name.lower():
-        return
-    if content and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
-        yield name, dict(content)
-        return
-    for entry, value in content.items():
-        yield from _sets(value, f"{name}.{entry}" if name else str(entry))
+def _is_state(value: Any) -> bool:
+    """Whether it is a dict of tensors by name."""
+    return (
+        isinstance(value, Mapping)
+        and {type(n) for n in value} == {str}
+        and all(isinstance(t, Tensor) for t in value.values())
+    )

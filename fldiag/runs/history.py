@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -123,14 +123,12 @@ class History:
     ``History.of`` reads a run. ``notes`` says, after a diagnostic, what was missing, as rows of a table.
 
     Args:
+        run: where the rounds are read.
         module: the model; it is copied.
         dataset: the federation's data; None where only weights are known: what needs examples is then refused.
         parts: the training examples of every client (indices).
-        rounds: the rounds by their numbers; of a ``run`` the numbers alone.
-        run: where the rounds are read.
-        name: what tables and pictures call it.
-        labels: columns of every table, such as method and seed.
-        training: the section ``train`` of the run's config, as far as it is known.
+        rounds: the numbers of the rounds, by default of all.
+        name: what tables and pictures call it, by default as the run.
         samples: at most so many examples a client and a class mixture (see ``ExamplePool``).
         stack: evaluate models side by side: auto, on or off.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -144,15 +142,13 @@ class History:
 
     def __init__(
         self,
+        run: Run,
         module: nn.Module,
         dataset: Dataset | None,
         parts: Sequence[np.ndarray],
-        rounds: Mapping[int, Stored] | Collection[int],
         *,
-        run: Run | None = None,
-        name: str = "",
-        labels: Mapping[str, Any] | None = None,
-        training: Mapping[str, Any] | None = None,
+        rounds: Sequence[int] | None = None,
+        name: str | None = None,
         samples: int | None = None,
         stack: str = "auto",
         device: str | torch.device = "cpu",
@@ -169,18 +165,20 @@ class History:
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = self._place(self.network.buffers)
         self.layout = self.network.layout
-        self.parts, self.rounds, self.samples = list(parts), sorted(rounds), samples
-        self.run, self.name = run, name
-        self.labels, self.training = dict(labels or {}), dict(training or {})
+        self.parts, self.samples = list(parts), samples
+        self.rounds = run.rounds if rounds is None else sorted(rounds)
+        self.run, self.name = run, name or run.name
+        self.labels = {k: v for k, v in run.common.items() if k != "run"}
+        #: The section ``train`` of the run's config, as far as it is known.
+        self.training = dict(run.about["config"].get("train", {}))
         #: Test examples of every client, where it has such of its own.
         self.test_parts: Sequence[np.ndarray] | None = None
-        if run is not None and "test_partition.npz" in run.files:
+        if "test_partition.npz" in run.files:
             self.test_parts = partition.load_parts(run.verified("test_partition.npz"))
         self._pool = None
         if dataset is not None:
             self._pool = ExamplePool(dataset, self.parts, samples, self.device, dtype)
         self.stack: str = stack
-        self._memory = rounds if isinstance(rounds, Mapping) else {}
         self._remarks = tuple(notes)
         self._current: Stored | None = None
         self.notes: list[Row] = []
@@ -231,14 +229,12 @@ class History:
         if dataset is not None and not dataset.tested and UNTESTED not in notes:
             notes.append(UNTESTED)
         return History(
+            run,
             module,
             dataset,
             parts,
-            numbers,
-            run=run,
-            name=name or run.name,
-            labels={k: v for k, v in run.common.items() if k != "run"},
-            training=first.config.get("train"),
+            rounds=numbers,
+            name=name,
             device=device,
             notes=notes,
             **options,
@@ -248,14 +244,12 @@ class History:
 
     def stored(self, round: int) -> Stored:
         """One round; the last one read stays in memory. Raises FldiagError when its file is missing or was changed."""
-        current = self._current
-        if current is None or current.round != round:
-            current = self._current = (
-                self._memory[round] if self.run is None else self._read(self.run, round)
-            )
-        return current
+        if self._current is None or self._current.round != round:
+            self._current = self._read(round)
+        return self._current
 
-    def _read(self, run: Run, r: int) -> Stored:
+    def _read(self, r: int) -> Stored:
+        run = self.run
         c = run.checkpoint(r)
         aggregated, buffers = self._state(c)
         if c.clients is not None and c.clients.shape[1:] != (self.layout.size,):
@@ -405,11 +399,9 @@ class History:
         Raises:
             FldiagError: a round cannot be read, or none has what it takes.
         """
-        total = len(self.rounds) if every_round else 1
         rows: list[Row] = []
-        for i, stored in enumerate(self.each() if every_round else [self.last()]):
-            with workspace().part(i, total, f"round {stored.round}" if total > 1 else ""):
-                part = function(stored) if stored.complete else []
+        for stored in self.each() if every_round else [self.last()]:
+            part = function(stored) if stored.complete else []
             rows += [{"round": stored.round, **row} for row in part]
         return rows
 
@@ -437,8 +429,7 @@ class History:
 
     def steps(self, round: int) -> pd.DataFrame | None:
         """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
-        run = self.run
-        return run.steps(round) if run is not None and round in run.recorded else None
+        return self.run.steps(round) if round in self.run.recorded else None
 
     def note(self, round: int | None, text: str, client: int | None = None) -> None:
         """Remember that something is missing."""
@@ -549,8 +540,6 @@ class History:
     @property
     def files(self) -> dict[str, str]:
         """Number or name -> sha256 of what a run's rounds are read from. Raises FldiagError for a file that was changed."""
-        if self.run is None:
-            return {}
         names = {str(r): self.run.round_file(r) for r in self.rounds}
         names |= {name: name for name in self.run.files if name.startswith("steps/")}
         for name in names.values():
@@ -559,12 +548,6 @@ class History:
 
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change; the name does not count."""
-        weights: Any = self.files
-        if self.run is None:
-            weights = [
-                {k: v for k, v in vars(self.stored(r)).items() if v is not None}
-                for r in self.rounds
-            ]
         outputs: list[Any] = []
         if self._pool is not None:  # what the model does also counts, not only how it is spelled
             w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
@@ -574,7 +557,7 @@ class History:
                 z = self.network.bind(w[None], buffers)(x[None])
             outputs = [self._pool.dataset.fingerprint(), z]
         return digest(
-            weights,
+            self.files,
             self.rounds,
             outputs,
             self.parts,

@@ -104,8 +104,6 @@ def open_problem(
     remarks = list(problem.remarks)
     if loss is None and dataset is None:
         remarks.append(f"the loss is {losses.name_of(criterion)}")
-    if stored.remark:
-        remarks.append(stored.remark)
     problem.remarks = [f"{stored.path.name}: {text}" for text in remarks]
     problem.remarks += [] if dataset is None else data.remarks(dataset)
     return problem

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import os
 import re
 import shutil
@@ -599,14 +598,11 @@ def select_rounds(
         return list(stored_rounds[-1:])
     numbers: set[int] = set()
     try:
-        if not isinstance(text, str):
-            numbers |= {operator.index(r) for r in ([text] if isinstance(text, int) else text)}
-        elif text.startswith("every:"):
-            step = int(text.removeprefix("every:"))
-            numbers |= {r for r in stored_rounds if r % step == 0}
+        if isinstance(text, str) and text.startswith("every:"):
+            numbers = {r for r in stored_rounds if r % int(text.removeprefix("every:")) == 0}
         else:
-            for part in text.split(","):
-                first, dash, last = part.partition("-")
+            parts = str(text).split(",") if isinstance(text, (str, int)) else map(str, text)
+            for first, dash, last in (part.partition("-") for part in parts):
                 span = range(int(first), int(last or first) + 1)
                 numbers |= {r for r in stored_rounds if r in span} if dash else {span.start}
     except (ValueError, TypeError, ZeroDivisionError):

@@ -33,10 +33,6 @@ def die(state, unit):
     return unit
 
 
-def lack_memory(state, unit):
-    raise MemoryError
-
-
 def folders(state, unit):
     return sys.path
 
@@ -73,27 +69,11 @@ def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
         list(pool.map(range(6)))
 
 
-@pytest.mark.parametrize(
-    "executor", ["serial", pytest.param("processes:1", marks=pytest.mark.slow)]
-)
-def test_a_unit_that_lacks_memory_is_named(executor):
-    with (
-        open_pool(executor, lack_memory, None) as pool,
-        pytest.raises(FldiagError, match=r"^7: out of memory"),
-    ):
-        list(pool.map([7]))
-
-
 @pytest.mark.slow
 def test_a_cluster_with_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(execution, "version", lambda: "99.9")
     with pytest.raises(FldiagError, match="install the same versions"):
         open_pool("dask", draw, None)
-
-
-def test_what_cannot_be_sent_is_refused():
-    with pytest.raises(FldiagError, match="cannot be sent to worker processes"):
-        open_pool("processes:2", draw, lambda: 0)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +82,6 @@ def test_what_cannot_be_sent_is_refused():
 def test_what_is_no_executor_is_refused(executor):
     with pytest.raises(FldiagError, match="executor"):
         check_executor(executor)
-
-
-@pytest.mark.slow
-def test_a_scheduler_that_does_not_answer():
-    with pytest.raises(FldiagError, match="no workers with fldiag"):
-        open_pool("dask:tcp://127.0.0.1:9", draw, None)
 
 
 def test_shards_are_all_of_a_plan_each_item_once():

@@ -244,7 +244,7 @@ def test_a_run_holds_its_base_once_and_adapters_in_every_round(run):
 
 
 def test_adapters_without_their_base_are_not_guessed(run, tmp_path):
-    alone = tmp_path / "mailed.pt"
+    alone = tmp_path / "mailed.safetensors"
     alone.write_bytes((run.path / "rounds" / "0003.safetensors").read_bytes())
     assert len(fldiag.diagnose(fldiag.load(alone), "spectrum")), (
         "the seed makes the same base again"

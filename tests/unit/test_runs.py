@@ -175,7 +175,6 @@ def test_a_checkpoint_comes_back(tmp_path):
     [
         ({"state_dict": STATE, "epoch": 3}, None, STATE),
         ({"epoch": 1, "student": STATE}, None, STATE),
-        ({"model": {"state_dict": STATE}, "args": {"a": torch.ones(1)}}, None, STATE),
         ({"model": STATE, "optimizer": {"state": {0: {"m": torch.ones(9)}}}}, None, STATE),
         ({"ema": OTHER, "model": STATE}, None, STATE),
         ({"ema": OTHER, "model": STATE}, "ema", OTHER),

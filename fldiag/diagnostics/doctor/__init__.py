@@ -109,8 +109,7 @@ def _examine(run: Run, options: dict[str, Any], model: Any, data: Any) -> pd.Dat
     from fldiag.diagnostics.doctor.weights import WEIGHT_CHECKS
 
     about = about_run(run)
-    with workspace().part(0, 2, run.name):
-        facts = list(read_facts(run, about))
+    facts = list(read_facts(run, about))
     has_clients = any(round.grams for round in facts)
     rows: list[Row] = []
     check: Callable[..., Iterator[Finding]]

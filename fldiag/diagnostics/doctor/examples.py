@@ -24,15 +24,9 @@ OTHER = re.compile(r"train|val|client|local|personal|mean|avg|average|best|max",
 
 
 def data(models: Models, about: About) -> Iterator[Finding]:
-    """Test examples that are training examples (a fault); examples that a client holds twice, or two clients hold; a client
-    that reports another number of examples than the partition gives it."""
+    """Test examples that are training examples (a fault); examples that a client holds twice, or two clients hold."""
     dataset = models.history.dataset
     parts = {k: np.asarray(p) for k, p in enumerate(models.history.parts) if len(p)}
-    for k, n in models.examples.items():
-        if k in parts and abs(len(parts[k]) - n) > max(1, 0.05 * n):
-            what = f"client {k} trains on another number of examples than its part has"
-            evidence = f"it reports {n}, the partition gives it {len(parts[k])}"
-            yield Finding("hint", what, evidence, "give the partition that is used", (), k)
     if not parts:
         return
     rows, remedy = _rows(dataset.train_x), "deal every example once"

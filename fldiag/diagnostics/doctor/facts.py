@@ -96,7 +96,6 @@ def about_run(run: Run) -> About:
         about.sizes = dict(enumerate(map(int, partition.sizes(parts))))
     except FldiagError:
         pass  # a run without a partition
-    about.sizes |= dict(origin.get("examples", {}))
     return about
 
 
@@ -248,7 +247,6 @@ class Models:
 
     history: History
     metrics: pd.DataFrame | None
-    examples: Mapping[int, int]
     right: dict[int, np.ndarray]
     loss: dict[int, np.ndarray]
     clients: dict[int, tuple[tuple[int, ...], np.ndarray, np.ndarray]]
@@ -299,5 +297,4 @@ def evaluate(run: Run, options: Mapping[str, Any], model: Any, data: Any) -> Mod
             before, after = np.split(scores.loss[1:], 2)
             clients[r] = stored.ids, before, after
     metrics = run.metrics if run.has_metrics else None
-    examples = run.origin.get("examples", {})
-    return Models(history, metrics, examples, right, loss, clients)
+    return Models(history, metrics, right, loss, clients)
