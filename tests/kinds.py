@@ -289,15 +289,10 @@ def sharp():
 def shapes():
     metrics = ("nc1", "nc2_norms", "nc2_cosines", "nc3", "nc4", "effective_rank")
     rows = [
-        dict(metric=m, round=r, moment=moment, scope="global", slice=part, value=v, stderr=v / 9)
+        dict(metric=m, round=r, moment=moment, scope="global", slice="train", value=v, stderr=v / 9)
         for r, v in enumerate(1 + rng().random(6), 1)
         for m in metrics
-        for moment, part in (
-            ("received", "train"),
-            ("aggregated", "train"),
-            ("trained", "train"),
-            ("trained", "client:*/train"),
-        )
+        for moment in ("received", "aggregated", "trained")
     ]
     rows += [
         dict(metric="cka", round=r, moment="trained", scope="global", layer=n, value=v, stderr=0.1)

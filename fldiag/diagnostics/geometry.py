@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from fldiag import losses
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import dots, floats, lines, select, wide_range
+from fldiag.plotting.shapes import bars, dots, floats, lines, select, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
@@ -41,13 +40,14 @@ COLLAPSE = {
     "nc4": "NC4: not nearest mean",
 }
 METRICS = {**COLLAPSE, "effective_rank": "effective rank"}
-#: Whose features -> how tables and pictures call them; own: of the trained models on their clients' own examples.
+#: Moment -> how tables and pictures call its model.
 MODELS = {
     "received": "received model",
     "aggregated": "aggregated model",
-    "trained": "clients' models, all examples",
-    "own": "clients' models, own examples",
+    "trained": "clients' models",
 }
+#: Examples on which clients' layers are compared.
+SIMILAR = 200
 NO_HEAD = "the model has no head: its output is not that of a linear layer after other layers"
 
 
@@ -139,7 +139,7 @@ def unit_gram(output: Tensor) -> Tensor:
 # A run
 
 
-def round_rows(history: History, stored: Stored, split: str, similar: int) -> list[Row]:
+def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round; a text in place of a value says why there is
     none."""
     stored, stretch = history.finite(stored), history.stretch(split)
@@ -148,14 +148,18 @@ def round_rows(history: History, stored: Stored, split: str, similar: int) -> li
     last = stored.aggregated, stored.buffers
     rows = model_rows(history, stored.start, stretch, {**whole, "moment": "received"})
     rows += model_rows(history, last, stretch, {**whole, "moment": "aggregated"})
+    of_clients = list[Row]()
     for j, k in enumerate(stored.ids):
         workspace().show(j, len(stored.ids), f"client {k}")
-        rows += model_rows(history, stored.client(j), stretch, {**trained, "client": k})
-    if stored.ids and similar:
-        stride = -(-(stretch.stop - stretch.start) // similar)
-        places = range(stretch.start, stretch.stop, stride)
-        x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
-        rows += similarity_rows(history, stored, x, {**trained, "metric": "cka"})
+        of_clients += model_rows(history, stored.client(j), stretch, {**trained, "client": k})
+    rows += of_clients
+    for metric in METRICS if of_clients else ():
+        values = [row["value"] for row in of_clients if row["metric"] == metric]
+        numbers = [value for value in values if not isinstance(value, str)]
+        row = {**whole, "moment": "trained", "metric": metric, "n_clients": len(numbers)}
+        rows.append({**row, **(sample_mean(numbers) if numbers else {"value": values[0]})})
+    if stored.ids:
+        rows += similarity_rows(history, stored, stretch, {**trained, "metric": "cka"})
     return rows
 
 
@@ -184,8 +188,8 @@ def call(
 
 
 def model_rows(history: History, weights: Weights, stretch: slice, columns: Row) -> list[Row]:
-    """The rows of one model on a stretch of the pool; of a client's also those on its own part of it."""
-    module, pool, client = load(history, weights), history.pool, columns.get("client")
+    """The rows of one model on a stretch of the pool."""
+    module, pool = load(history, weights), history.pool
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
     features, answers = list[Tensor](), list[Tensor]()
     for piece in pool.batches(stretch, BATCH):
@@ -196,27 +200,22 @@ def model_rows(history: History, weights: Weights, stretch: slice, columns: Row)
         features.append(calls[head][0][0].flatten(1).double())
         answers.append(losses.predicted(outputs))
         matrix = head.get_parameter("weight").detach().double()
-    h, answer, y = torch.cat(features), torch.cat(answers), pool.y[stretch].to(features[0].device)
-    parts = {columns["slice"]: slice(None)}
-    if columns["slice"] == "train" and client is not None:
-        own = pool.train_slice(client)
-        parts[f"client:{client}/train"] = slice(own.start - stretch.start, own.stop - stretch.start)
-    rows = []
-    for name, part in parts.items():
-        about = {**columns, "slice": name, "n_examples": len(h[part])}
-        if about["n_examples"]:
-            about["classes"] = len(classes_of(y[part])) or None
-            numbers = geometry_of(h[part], y[part], answer[part], matrix)
-            rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
-    return rows
+    h, y = torch.cat(features), pool.y[stretch].to(features[0].device)
+    about = {**columns, "n_examples": len(h), "classes": len(classes_of(y)) or None}
+    numbers = geometry_of(h, y, torch.cat(answers), matrix)
+    return [{**about, "metric": metric, "value": value} for metric, value in numbers.items()]
 
 
-def similarity_rows(history: History, stored: Stored, x: Tensor, columns: Row) -> list[Row]:
+def similarity_rows(
+    history: History, stored: Stored, stretch: slice, columns: Row
+) -> Iterator[Row]:
     """Linear CKA (Kornblith et al. 2019) of every two clients' trained models, by layer, and its mean over the pairs."""
-    columns, ids = {**columns, "n_examples": len(x)}, stored.ids
+    ids, places = stored.ids, range(stretch.stop)[stretch]
     if len(ids) < 2:
-        reason = "one client has nobody to be compared with"
-        return [{**columns, "scope": "global", "value": reason}]
+        yield {**columns, "scope": "global", "value": "one client has nobody to be compared with"}
+        return
+    places = places[:: -(-len(places) // SIMILAR)]
+    x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
     grams: dict[str, list[Tensor]] = {}
     for j in range(len(ids)):
         module = load(history, stored.client(j))
@@ -224,34 +223,18 @@ def similarity_rows(history: History, stored: Stored, x: Tensor, columns: Row) -
         for m, (_, output) in call(module, layers, x)[1].items():
             if isinstance(output, Tensor) and output.ndim > 1 and len(output) == len(x):
                 grams.setdefault(layers[m], []).append(unit_gram(output))
-    rows: list[Row] = []
     for layer, of_clients in grams.items():
         stack = torch.stack(of_clients)
         similarity = (stack @ stack.T).clamp(0, 1).fill_diagonal_(torch.nan).cpu().numpy()
-        about = {**columns, "layer": layer}
+        about = {**columns, "layer": layer, "n_examples": len(x)}
         for i, j in combinations(range(len(ids)), 2):
             pair = {"scope": "pair", "client": ids[i], "client_b": ids[j]}
-            rows.append({**about, **pair, "value": float(similarity[i, j])})
+            yield {**about, **pair, "value": float(similarity[i, j])}
         each = pd.DataFrame(similarity).mean().dropna()
         # over clients as a sample: of a U-statistic, to first order
         stderr = 2 * each.sem() if len(each) > 2 else None
         row = {"value": each.mean(), "stderr": stderr, "n_clients": len(each)}
-        rows.append({**about, "scope": "global", **row})
-    return rows
-
-
-def mean_rows(rows: Sequence[Row]) -> Iterator[Row]:
-    """Means over the clients, of their models on all the examples and on their own."""
-    groups: dict[tuple[Any, ...], list[Any]] = {}
-    for row in rows:
-        if row["scope"] == "client":
-            name = "client:*/train" if row["slice"].startswith("client:") else row["slice"]
-            groups.setdefault((row["round"], row["metric"], name), []).append(row["value"])
-    for (r, metric, name), members in groups.items():
-        values = [value for value in members if not isinstance(value, str)]
-        row = {"round": r, "metric": metric, "slice": name, "moment": "trained", "scope": "global"}
-        numbers = sample_mean(values) if values else {"value": members[0]}
-        yield {**row, "n_clients": len(values), **numbers}
+        yield {**about, "scope": "global", **row}
 
 
 def masked(row: Row) -> Row:
@@ -268,57 +251,39 @@ def masked(row: Row) -> Row:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """A panel a number that has values, over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of
-    two clients by layer, in the first and the last round. Raises FldiagError for another table."""
+    two clients by layer in the last round. Raises FldiagError for another table."""
     select(frame, "effective_rank", "picture of geometry")
     metrics = [m for m in METRICS if only(frame, metric=m)["value"].notna().any()]
     looks = {text: style.look(place) for place, text in enumerate(MODELS.values())}
-    cka = only(frame, metric="cka", scope="global").dropna(subset=["value", "layer"])
+    cka = only(frame, metric="cka", scope="global", round=last_round(frame, "cka"))
+    cka = cka.dropna(subset=["value", "layer"])
     with style.paper():
         fig, (*panels, similarity) = style.panels(len(metrics) + 1, 2.0, across=4, least=1.6)
         for ax, metric in zip(panels, metrics, strict=True):
             rows = only(frame, metric=metric)
-            dots(ax, only(of_model(rows, "trained"), scope="client"), style.look(2).color)
+            dots(ax, only(rows, scope="client"), style.look(2).color)
             whole = only(rows, scope="global")
-            lines(ax, {text: of_model(whole, name) for name, text in MODELS.items()}, looks)
+            lines(ax, {text: only(whole, moment=name) for name, text in MODELS.items()}, looks)
             if metric == "nc1":
                 wide_range(ax, floats(rows["value"].dropna()))
             ax.set_title(METRICS[metric])
-        layers = list(dict.fromkeys(cka["layer"]))
-        for place, r in enumerate(
-            sorted({cka["round"].min(), cka["round"].max()} - {pd.NA}), start=4
-        ):
-            part = only(cka, round=r).set_index("layer").reindex(layers)
-            errors = np.nan_to_num(floats(part["stderr"]))
-            line = {"label": f"round {r}", **style.look(place).line}
-            similarity.errorbar(range(len(layers)), floats(part["value"]), errors, **line)
-        texts = [style.plain(style.shorten(layer, 14)) for layer in layers]
-        similarity.set_xticks(range(len(layers)), texts, rotation=45, ha="right")
-        similarity.grid(True, axis="y")
-        similarity.set_title("CKA of two clients")
-        if layers:
-            similarity.legend()
+        bars(similarity, cka, {run: style.look(2) for run in cka["run"].unique()})
+        similarity.set_title("CKA, last round")
         if metrics:
             style.legend_of_runs(fig, looks)
     return fig
-
-
-def of_model(rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The rows of one of ``MODELS``."""
-    is_own = rows["slice"].astype(str).str.startswith("client:")
-    return only(rows[is_own == (name == "own")], moment="trained" if name == "own" else name)
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """The numbers and how alike the layers are in the last round, and why numbers are missing."""
     last = only(frame, scope="global", round=last_round(frame, "effective_rank"))
     lines = [
-        {"model": text, **{m: number(of_model(last, name), m) for m in METRICS}}
+        {"model": text, **{m: number(last, m, moment=name) for m in METRICS}}
         for name, text in MODELS.items()
     ]
     yield Small(lines, {"model": "features of", **METRICS})
     cka = only(last, metric="cka").dropna(subset=["layer"])
-    lines = [{"layer": v, "cka": number(cka, layer=v)} for v in cka["layer"]]
-    yield Small(lines, {"layer": "layer", "cka": "CKA of two clients"})
+    yield Small(cka[["layer", "value"]].to_dict("records"), {"layer": "layer", "value": "CKA"})
     for note in only(frame, masked=True).get("note", pd.Series()).dropna().unique():
         yield Note(f"no number where {note}")
     yield from missing_notes(frame)
@@ -344,19 +309,13 @@ def geometry(
         Literal["train", "test"],
         Field(description="Examples: train (those of all clients) or test."),
     ] = "train",
-    similar: Annotated[
-        int,
-        Field(
-            ge=0, description="Number of examples on which clients' layers are compared (0: none)."
-        ),
-    ] = 200,
 ) -> pd.DataFrame:
     """Measure the geometry of features before the head: neural collapse (NC1 to NC4), effective rank, CKA between clients.
 
-    Of every round, for the received, every trained and the aggregated model on the ``slice``; of a trained model also on its
-    client's own examples (client:k/train, with ``slice`` train). The head is the linear layer whose output is the model's. h are
-    the features that it receives, of n examples in C classes (those that occur, column ``classes``) with means mu_c and their
-    mean mu, M = [mu_c - mu], W the head's matrix. Every class counts alike in both covariances.
+    Of every round, for the received, every trained and the aggregated model on the ``slice``. The head is the linear layer
+    whose output is the model's. h are the features that it receives, of n examples in C classes (those that occur, column
+    ``classes``) with means mu_c and their mean mu, M = [mu_c - mu], W the head's matrix. Every class counts alike in both
+    covariances.
 
     - ``nc1`` tr(Sigma_W Sigma_B^+) / C, the covariance within classes over that between them (its pseudo-inverse on the at most
       C - 1 directions of the means).
@@ -367,7 +326,7 @@ def geometry(
     - ``nc4`` share of the examples whose nearest class mean is not the class that the head answers.
     - ``effective_rank`` exp of the entropy of the singular values' shares of their sum, of the centred features: 1 to d.
     - ``cka`` of two clients' trained models (scope pair) by ``layer``, and its mean over the pairs (scope global): linear CKA
-      ||X'Y||_F^2 / (||X'X||_F ||Y'Y||_F) of the layer's centred outputs X and Y, on ``similar`` examples evenly spread. With
+      ||X'Y||_F^2 / (||X'X||_F ||Y'Y||_F) of the layer's centred outputs X and Y, on up to 200 examples evenly spread. With
       fewer examples than outputs of a layer it is biased upwards: compare runs on as many examples.
 
     Rows of scope global and moment trained are means over the clients with their standard error as a sample.
@@ -375,7 +334,6 @@ def geometry(
     Args:
         history: A run with client weights.
         slice: Which examples.
-        similar: Examples, 0 or more.
 
     Returns:
         A row a number, without units; masked with a reason in ``note`` where it is not defined: no head, one class, targets that
@@ -386,9 +344,9 @@ def geometry(
 
     >>> from fldiag.registry import diagnostic
     >>> sorted(diagnostic.get("geometry").options.model_fields)
-    ['similar', 'slice']
+    ['slice']
     """
     history.stretch(slice)
-    rows = history.map_rounds(round_rows, split=slice, similar=similar)
-    rows = [masked({"estimator": "exact", **row}) for row in (*rows, *mean_rows(rows))]
+    rows = history.map_rounds(round_rows, split=slice)
+    rows = [masked({"estimator": "exact", **row}) for row in rows]
     return table([*rows, *history.final_rows(), *history.notes], **history.common)

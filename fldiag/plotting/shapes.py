@@ -158,7 +158,7 @@ def bars(
         table.pivot(index=category, columns="run", values=c).reindex(index=order, columns=looks)
         for c in ("value", "error")
     )
-    errors = errors.where(errors > 5e-3 * value.abs().max(axis=None), 0.0)  # others are specks
+    errors = errors.where(errors > 5e-3 * value.abs().max(axis=None))  # others are specks
     colors = [look.color for look in looks.values()]
     marks = {"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"}
     value.plot.barh(ax=ax, xerr=errors, color=colors, width=0.8, legend=False, error_kw=marks)
