@@ -36,16 +36,8 @@ from fldiag.sections import (
 
 #: Of a section whose other keys depend on what is chosen, the key that chooses.
 MAIN_KEYS = {"method": "name", "model": "name", "partition": "kind"}
-#: The key of a file that decides numbers -> the key of its digest, in the same section.
-DIGESTS = {"partition.path": "digest", "train.initial": "initial_digest"}
-#: What decides no number: names, where files lie (their digests count), and what the checkpoints hold.
-NEUTRAL: Any = {
-    "name": True,
-    "checkpoint": True,
-    "data": {"root"},
-    "partition": {"path"},
-    "train": {"initial"},
-}
+#: What decides no number: the name, where data lie, and what the checkpoints hold.
+NEUTRAL: Any = {"name": True, "checkpoint": True, "data": {"root"}}
 
 
 class Config(ConfigSection):
@@ -243,8 +235,6 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
         section, _, key = dotted.partition(".")
         table = sections.get(section)
         table = table if isinstance(table, dict) else {}
-        if dotted in DIGESTS:
-            table.pop(DIGESTS[dotted], None)  # of another file
         sections[section] = {**table, key: value} if key else value
     try:
         return Config.model_validate(sections)
@@ -310,7 +300,7 @@ def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str]
                 usage=True,
             )
     if tree["partition"].get("kind", "file") not in PARTITION_OPTIONS.keys() - {"file"}:
-        tree["partition"] = {"kind": "file", "path": str(folder)}
+        tree["partition"] = {"kind": "file", "path": str(folder / "partition.npz")}
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
     config = build({**tree, "clients": clients, "name": folder.name}, overrides)
     code = [*allow_code, *user_code.names(overrides).values()]
