@@ -65,9 +65,7 @@ class Config(ConfigSection):
     seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
         0, description="of initial weights, sampled clients and minibatches; not of the partition"
     )
-    rounds: Count = Field(
-        30, description="rounds of training", json_schema_extra={"unit": "rounds"}
-    )
+    rounds: Count = Field(30, description="rounds of training")
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection(kind="lda")
     clients: ClientsSection = ClientsSection()
@@ -93,17 +91,9 @@ class Config(ConfigSection):
             # options of the method that live in the model, such as stochastic depth
             shared = registry.method.get(method["name"]).meta["model"]
             model |= {key: method[key] for key in shared}
-        else:
-            shared = ()
         if ":" not in str(model["name"]):
             entry = registry.model.get(str(model["name"]))
             options = entry.options.model_fields
-            if not options.keys() >= {*shared}:
-                raise FldiagError(
-                    f"method {method['name']!r} needs a model with the option {shared[0]!r}, and {model['name']!r} has none",
-                    f"fldiag explain {method['name']} says which models have it",
-                    usage=True,
-                )
             data = dict(tree.get("data", {}))
             if "vocabulary" in options:
                 size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
@@ -192,10 +182,7 @@ class Config(ConfigSection):
         return 1 if ":" in name else int(registry.method.get(name).meta["version"])
 
     def __repr__(self) -> str:
-        return (
-            f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.model.name}, {self.clients.per_round} of "
-            f"{self.clients.total} clients, {self.rounds} rounds, seed {self.seed})"
-        )
+        return f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.rounds} rounds, seed {self.seed})"
 
 
 def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:

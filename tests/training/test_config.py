@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
     ("tree", "words"),
     [
         ({"round": 3}, ["'round'", "did you mean 'rounds'?"]),
-        ({"lr": 3}, ["'lr'", "did you mean 'train.lr'?"]),
+        ({"lr": 3}, ["'lr'", "train.lr"]),
         ({"train": {"batchsize": 3}}, ["did you mean 'train.batch_size'?"]),
         ({"method": {"name": "fedprx"}}, ["unknown method 'fedprx'", "did you mean 'fedprox'?"]),
         ({"method": {"name": "fedprox", "muu": 1}}, ["unknown key 'muu'", "did you mean 'mu'?"]),
