@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -18,6 +17,7 @@ from fldiag.compare.check import Checked
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Pairing, Side, sides
 from fldiag.diagnosis import diagnose as diagnosis
+from fldiag.diagnosis.options import ProblemOptions
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
 from fldiag.plotting import sheet
@@ -28,7 +28,6 @@ from fldiag.results.summary import Note
 from fldiag.runs.checkpoint import trust_files
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["catalogue", "check", "diagnose", "diff", "draw", "load"]
@@ -113,14 +112,8 @@ def check(
     fail_if: Sequence[str] = (),
     pair: Pairing = "seed",
     level: float = 0.95,
-    model: Any = None,
-    data: Any = None,
-    root: str | None = None,
-    download: bool = False,
-    device: str = "auto",
     allow_code: str | Iterable[str] = (),
-    cache: bool = False,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> Checked:
     """Test whether A is better than B, or still as good as its baseline B.
 
@@ -136,14 +129,8 @@ def check(
             ``fldiag.compare.conditions``); by default ``"accuracy < baseline"``.
         pair: how runs are paired: by ``seed``, or by ``order``, where seeds are not known.
         level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
-        model: as for ``diagnose``, of plain weights.
-        data: likewise.
-        root: folder that holds the data.
-        download: fetch a missing public data set.
-        device: where models are evaluated.
         allow_code: as for ``diagnose``.
-        cache: keep tables in the runs' folders, as the command line does.
-        progress: is called with done, total and what is being done.
+        **options: ``model``, ``data``, ``root``, ``download`` and ``device``, as for ``diagnose``.
 
     Returns:
         ``verdict`` (pass, fail, undecided, or error where a number could not be computed and nothing was tested), ``table`` (one
@@ -158,10 +145,7 @@ def check(
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(verdict='pass', labels=('run (fedavg, seed 0)', 'run (fedavg, seed 0)'))
     """
-    reader = _reader(
-        cache, progress, model=model, data=data, root=root, download=download, device=device
-    )
-    return checks.check(sides(a, b, pair, allow_code), fail_if, reader, level)
+    return checks.check(sides(a, b, pair, allow_code), fail_if, _reader(options), level)
 
 
 def diff(
@@ -171,21 +155,15 @@ def diff(
     numbers: Sequence[str] | None = None,
     pair: Pairing = "seed",
     level: float = 0.95,
-    model: Any = None,
-    data: Any = None,
-    root: str | None = None,
-    download: bool = False,
-    device: str = "auto",
     allow_code: str | Iterable[str] = (),
-    cache: bool = False,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> pd.DataFrame:
     """Compare all numbers of two sides, each with its difference and interval; like ``check``, but without conditions.
 
     Args:
         a, b: the two sides, as for ``check``.
         numbers: only these, such as ``["accuracy", "lambda_1"]``; by default all.
-        pair, level, model, data, root, download, device, allow_code, cache, progress: as for ``check``.
+        pair, level, allow_code, **options: as for ``check``.
 
     Returns:
         One row per number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
@@ -195,52 +173,29 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    reader = _reader(
-        cache, progress, model=model, data=data, root=root, download=download, device=device
-    )
-    return checks.diff(sides(a, b, pair, allow_code), numbers, reader, level)
+    return checks.diff(sides(a, b, pair, allow_code), numbers, _reader(options), level)
 
 
-def _reader(cache: bool, progress: Progress | None, **options: Any) -> Reader:
-    return Reader(
-        {k: v for k, v in options.items() if v}, cache, lambda title: _bar(progress, title)
-    )
+def _reader(options: Mapping[str, Any]) -> Reader:
+    registry.parse(ProblemOptions, options, "the comparison")
+    return Reader(options)
 
 
-@overload
-def draw(
-    table: pd.DataFrame, ax: None = None, *, name: str = "", width: str | float | None = None
-) -> Figure: ...
-
-
-@overload
-def draw(
-    table: pd.DataFrame, ax: Axes, *, name: str = "", width: str | float | None = None
-) -> Axes: ...
-
-
-def draw(
-    table: pd.DataFrame, ax: Axes | None = None, *, name: str = "", width: str | float | None = None
-) -> Figure | Axes:
+def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = None) -> Figure:
     """The picture of a diagnostic's table, or of what ``diff`` returned.
 
     Args:
         table: what ``diagnose`` or ``diff`` returned; several of one diagnostic may stand one below the other.
-        ax: draw into these axes, where the picture is one pair of axes.
         name: the diagnostic's name, for a table that does not hold it (such as one read from a csv), or that has rows of several.
         width: of the figure: single, double (a journal's columns), or millimetres.
 
     Returns:
-        The figure, or ``ax``.
+        The figure.
 
     Raises:
-        FldiagError: a table of no known diagnostic, one without a picture, or axes for a picture of several.
+        FldiagError: a table of no known diagnostic, or one without a picture.
     """
-    if not isinstance(table, pd.DataFrame):
-        raise FldiagError(
-            f"table is a {type(table).__name__}", "give what fldiag.diagnose returned", usage=True
-        )
-    of = name or str(table.attrs.get("diagnostic", ""))
+    of = name or str(getattr(table, "attrs", {}).get("diagnostic", ""))
     if not of:
         raise FldiagError(
             "the table does not say which diagnostic it is of", "give name=", usage=True
@@ -250,18 +205,10 @@ def draw(
     drawings: Mapping[str, registry.Draw] = (
         {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
     )
-    if "" not in drawings:
-        raise FldiagError(f"the diagnostic {of!r} has no picture", "plot its table", usage=True)
-    if ax is not None:
-        if "ax" not in inspect.signature(drawings[""]).parameters:
-            raise FldiagError(f"the picture of {of!r} has several axes", "leave out ax", usage=True)
-        drawings[""](table, ax=ax)
-        return ax
-    _show_figures()
     with sheet.use_sheet(width):
-        figure: Figure | None = drawings[""](table)
+        figure: Figure | None = drawings[""](table) if "" in drawings else None
     if figure is None:
-        raise FldiagError(f"this table of {of!r} has nothing to draw", "see its rows", usage=True)
+        raise FldiagError(f"this table of {of!r} has no picture", "see its rows", usage=True)
     return figure
 
 
@@ -282,16 +229,3 @@ def catalogue(kind: str) -> dict[str, str]:
     True
     """
     return names.of(kind)
-
-
-def _show_figures() -> None:
-    """A figure that a notebook's cell returns is shown without ``%matplotlib inline`` too; formats that the user chose stay."""
-    if (running := shell()) is None:
-        return
-    from IPython.core.pylabtools import select_figure_formats
-    from matplotlib.figure import Figure
-
-    try:
-        running.display_formatter.formatters["image/png"].lookup_by_type(Figure)
-    except KeyError:
-        select_figure_formats(running, {"png"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 #: The Hessian, or the Gauss-Newton matrix.
 Matrix = Literal["hessian", "ggn"]
@@ -49,29 +49,15 @@ ClientSlice = Literal["test", "own", "train"]
 BINS, FEWEST = 15, 5
 
 # of diagnostics that are asked of whole runs, and open these themselves
-_SOURCE: dict[str, JsonValue] = {"source": True}
 Model = Annotated[
-    str | None,
-    Field(
-        description="Model of the run, if it is your own code: pkg.mod:factory.",
-        json_schema_extra=_SOURCE,
-    ),
+    str | None, Field(description="Model of the run, if it is your own code: pkg.mod:factory.")
 ]
 Data = Annotated[
     str | None,
-    Field(
-        description="Data of the run, if they come from your own code: pkg.mod:factory.",
-        json_schema_extra=_SOURCE,
-    ),
+    Field(description="Data of the run, if they come from your own code: pkg.mod:factory."),
 ]
 Root = Annotated[
-    str | None,
-    Field(
-        description="Folder that holds the data (default $FLDIAG_DATA).", json_schema_extra=_SOURCE
-    ),
+    str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")
 ]
 Download = Annotated[bool, Field(description="Download a missing public data set.")]
-Device = Annotated[
-    str,
-    Field(description="Device: auto, cpu, cuda, cuda:N or mps.", json_schema_extra=_SOURCE),
-]
+Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:N or mps.")]

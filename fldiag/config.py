@@ -36,16 +36,8 @@ from fldiag.sections import (
 
 #: Of a section whose other keys depend on what is chosen, the key that chooses.
 MAIN_KEYS = {"method": "name", "model": "name", "partition": "kind"}
-#: The key of a file that decides numbers -> the key of its digest, in the same section.
-DIGESTS = {"partition.path": "digest", "train.initial": "initial_digest"}
-#: What decides no number: names, where files lie (their digests count), and what the checkpoints hold.
-NEUTRAL: Any = {
-    "name": True,
-    "checkpoint": True,
-    "data": {"root"},
-    "partition": {"path"},
-    "train": {"initial"},
-}
+#: What decides no number: the name, where data lie, and what the checkpoints hold.
+NEUTRAL: Any = {"name": True, "checkpoint": True, "data": {"root"}}
 
 
 class Config(ConfigSection):
@@ -73,9 +65,7 @@ class Config(ConfigSection):
     seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
         0, description="of initial weights, sampled clients and minibatches; not of the partition"
     )
-    rounds: Count = Field(
-        30, description="rounds of training", json_schema_extra={"unit": "rounds"}
-    )
+    rounds: Count = Field(30, description="rounds of training")
     data: DataSection = DataSection()
     partition: PartitionSection = PartitionSection(kind="lda")
     clients: ClientsSection = ClientsSection()
@@ -101,17 +91,9 @@ class Config(ConfigSection):
             # options of the method that live in the model, such as stochastic depth
             shared = registry.method.get(method["name"]).meta["model"]
             model |= {key: method[key] for key in shared}
-        else:
-            shared = ()
         if ":" not in str(model["name"]):
             entry = registry.model.get(str(model["name"]))
             options = entry.options.model_fields
-            if not options.keys() >= {*shared}:
-                raise FldiagError(
-                    f"method {method['name']!r} needs a model with the option {shared[0]!r}, and {model['name']!r} has none",
-                    f"fldiag explain {method['name']} says which models have it",
-                    usage=True,
-                )
             data = dict(tree.get("data", {}))
             if "vocabulary" in options:
                 size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
@@ -200,10 +182,7 @@ class Config(ConfigSection):
         return 1 if ":" in name else int(registry.method.get(name).meta["version"])
 
     def __repr__(self) -> str:
-        return (
-            f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.model.name}, {self.clients.per_round} of "
-            f"{self.clients.total} clients, {self.rounds} rounds, seed {self.seed})"
-        )
+        return f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.rounds} rounds, seed {self.seed})"
 
 
 def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,8 +222,6 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
         section, _, key = dotted.partition(".")
         table = sections.get(section)
         table = table if isinstance(table, dict) else {}
-        if dotted in DIGESTS:
-            table.pop(DIGESTS[dotted], None)  # of another file
         sections[section] = {**table, key: value} if key else value
     try:
         return Config.model_validate(sections)
@@ -310,7 +287,7 @@ def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str]
                 usage=True,
             )
     if tree["partition"].get("kind", "file") not in PARTITION_OPTIONS.keys() - {"file"}:
-        tree["partition"] = {"kind": "file", "path": str(folder)}
+        tree["partition"] = {"kind": "file", "path": str(folder / "partition.npz")}
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
     config = build({**tree, "clients": clients, "name": folder.name}, overrides)
     code = [*allow_code, *user_code.names(overrides).values()]

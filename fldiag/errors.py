@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -78,16 +77,9 @@ def check_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        if sys.getfilesystemencoding() != "utf-8":
-            raise FldiagError(
-                f"{short_path(path)}: with this locale Python reads names of files as {sys.getfilesystemencoding()}, "
-                "which lacks these letters",
-                "set PYTHONUTF8=1 in the environment",
-                usage=True,
-            ) from None
         raise FldiagError(
-            f"{short_path(path)}: this name contains bytes that are not UTF-8",
-            "rename the file or folder",
+            f"{path}: Python cannot read this name as UTF-8",
+            "set PYTHONUTF8=1 in the environment, or rename the file or folder",
             usage=True,
         ) from None
 
@@ -115,9 +107,3 @@ def error_place(error: BaseException) -> str:
         if not file.startswith((*installed, "<frozen", "<string")):
             place = f" ({Path(file).name}:{line}, in {frame.f_code.co_name})"
     return place
-
-
-def short_path(path: Path) -> str:
-    """A path for a message: the end of one that is longer than any file system allows."""
-    text = str(path)
-    return text if len(text) <= 300 else f"...{text[-60:]}"

@@ -10,7 +10,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fldiag import registry
 from fldiag.errors import unknown
 from fldiag.registry import entry_points, load_entry_point, package
 
@@ -20,12 +19,6 @@ KINDS = {
     "models": ("model", "models"),
     "datasets": ("dataset", "data"),
     "diagnostics": ("diagnostic", "diagnostics"),
-}
-#: What one may take for a verb -> the verb and flag that ask for it.
-FLAGS = {
-    "trace": "spectrum --trace",
-    "diagonal": "spectrum --trace",
-    "density": "spectrum --density",
 }
 
 
@@ -58,10 +51,8 @@ def of(kind: str) -> dict[str, str]:
     if kind not in KINDS:
         return dict(sorted(load_entry_point(entry_points("fldiag.lists")[kind], "list")().items()))
     of_packages = {n: f"(from {package(p)})" for n, p in entry_points(f"fldiag.{kind}").items()}
-    imported = getattr(registry, KINDS[kind][0]).entries
-    of_this_process = {name: entry.headline for name, entry in imported.items()}
     of_fldiag = {name: item.summary for name, item in built_in(kind).items()}
-    return dict(sorted((of_packages | of_this_process | of_fldiag).items()))
+    return dict(sorted((of_packages | of_fldiag).items()))
 
 
 @cache

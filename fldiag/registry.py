@@ -107,14 +107,11 @@ def explain(error: pydantic.ValidationError, subject: str, keys: Iterable[str]) 
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         in_section = [k for k in keys if k.endswith(f".{key}")]
-        remedy = f"did you mean {in_section[0]!r}?" if in_section else nearest(key, keys)
+        remedy = nearest(key, in_section or keys)
         return FldiagError(f"{subject}: unknown key {key!r}", remedy, usage=True)
-    if first["type"] == "value_error":  # a sentence of a validator of ours
-        return FldiagError(
-            ": ".join(filter(None, (subject, key, str(first["ctx"]["error"])))), usage=True
-        )
-    what = f"{subject}: {key} = {first['input']!r} is not valid"
-    return FldiagError(what, first["msg"][0].lower() + first["msg"][1:], usage=True)
+    value = "" if isinstance(first["input"], Mapping) else f" = {first['input']!r}"
+    why = first["msg"].removeprefix("Value error, ")
+    return FldiagError(f"{subject}: {key}{value}: {why}", usage=True)
 
 
 On = Literal["problem", "checkpoints", "run", "clients", "runs"]
@@ -126,12 +123,12 @@ class Diagnostic(Entry):
     """A diagnostic: a function ``build(subject, *, options) -> table``, and what is made of its table.
 
     - ``on``: its subject. ``problem``: the loss around one set of weights (several checkpoints one after another; see
-      ``is_joint``); ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``clients``: one
+      ``joint``); ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``clients``: one
       that has the weights of clients; ``runs``: a list of Run.
+    - ``joint``: options -> whether all targets are one subject, a list of Problem: of a plane through three.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
       names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file,
-      or charts to turn (``.html``: ``fldiag.plotting.pages.Section``). ``"pkg.mod:function"`` is imported when something is
-      drawn: matplotlib takes half a second, and a table that is read again from the cache needs no picture.
+      or charts to turn (``.html``: ``fldiag.plotting.pages.Section``).
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.
@@ -141,7 +138,8 @@ class Diagnostic(Entry):
     """
 
     on: On = "problem"
-    draw: Draw | str | Mapping[str, Draw | str] | None = None
+    joint: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    draw: Draw | Mapping[str, Draw] | None = None
     summary: Callable[..., Any] | None = None
     numbers: tuple[Any, ...] = ()
     alarms: Callable[[Any], Sequence[str]] | None = None
@@ -151,37 +149,12 @@ class Diagnostic(Entry):
     @property
     def drawings(self) -> dict[str, Draw]:
         """Drawing functions by the ending of their files' names; the main picture's is empty."""
-        draws = self.draw if isinstance(self.draw, Mapping) else {"": self.draw}
-        return {ending: _drawing(draw) for ending, draw in draws.items() if draw is not None}
+        if self.draw is None:
+            return {}
+        return dict(self.draw) if isinstance(self.draw, Mapping) else {"": self.draw}
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         return parameter.kind is parameter.KEYWORD_ONLY
-
-    def is_joint(self, options: Mapping[str, Any]) -> bool:
-        """Whether all targets are one subject, a list of Problem: of a plane through three. Where that depends on an option, its
-        Field names the values: ``json_schema_extra={"joint": ["plane"]}``."""
-        joint = self._marks("joint").items()
-        return self.on == "checkpoints" or any(options[name] in values for name, values in joint)
-
-    def has_vectors(self, options: Mapping[str, Any]) -> bool:
-        """Whether the table carries tensors in ``attrs["vectors"]``, which no cache keeps: an option asks for them whose Field
-        says ``json_schema_extra={"vectors": True}``."""
-        return any(options[name] for name in self._marks("vectors"))
-
-    def _marks(self, key: str) -> dict[str, Any]:
-        """What the options' ``json_schema_extra`` say under a key, by option."""
-        extras = {n: f.json_schema_extra for n, f in self.options.model_fields.items()}
-        return {
-            n: extra[key] for n, extra in extras.items() if isinstance(extra, dict) and key in extra
-        }
-
-
-def _drawing(draw: Draw | str) -> Draw:
-    if not isinstance(draw, str):
-        return draw
-    module, _, name = draw.partition(":")
-    function: Draw = getattr(importlib.import_module(module), name)
-    return function
 
 
 E = TypeVar("E", bound=Entry)

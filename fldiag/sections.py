@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from fldiag.config_files import file_digest, partition_digest, read_partition
 from fldiag.errors import FldiagError
 
 Positive = Annotated[float, Field(gt=0)]
@@ -169,11 +167,7 @@ class PartitionSection(ConfigSection):
     seed: int = Field(0, description="seed of the partition, separate from the training seed")
     path: str | None = Field(
         None,
-        description="anybody's partition (file): an npz or JSON file, client -> indices of its training examples, or the "
-        "folder of a run",
-    )
-    digest: str | None = Field(
-        None, description="of the partition in path, by which a changed file is noticed; filled in"
+        description="anybody's partition (file): JSON, client -> indices of its training examples, or the partition.npz of a run",
     )
 
     @model_validator(mode="before")
@@ -188,12 +182,9 @@ class PartitionSection(ConfigSection):
         for key in ("alpha", "shards", "classes", "min_size", "path"):
             if key in values and key not in needs:
                 raise ValueError(f"{key} has no meaning for kind = {kind!r}; remove it")
-        if kind != "file":
-            return {**needs, **values, "digest": None}
-        if "path" not in values:
-            raise ValueError("kind = 'file' needs path: an npz or JSON file, client -> indices")
-        digest = values.get("digest") or partition_digest(read_partition(str(values["path"])))
-        return {**values, "digest": digest}
+        if kind == "file" and "path" not in values:
+            raise ValueError("kind = 'file' needs path: JSON, client -> indices")
+        return {**needs, **values}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -305,25 +296,8 @@ class TrainSection(ConfigSection):
     )
     initial: str | None = Field(
         None,
-        description="file of weights that training starts from: a checkpoint or a state_dict (default, or none: drawn by "
-        "the seed)",
+        description="file of weights that training starts from: a checkpoint or a state_dict (default: drawn by the seed)",
     )
-    initial_digest: str | None = Field(
-        None, description="of the file in initial, by which a changed file is noticed; filled in"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_initial(cls, values: Any) -> Any:
-        """The digest of the file of initial weights, unless it is there already."""
-        if not isinstance(values, Mapping) or "initial" not in values:
-            return values
-        path, digest = values["initial"], values.get("initial_digest")
-        if path in (None, "none"):
-            return {**values, "initial": None, "initial_digest": None}
-        if digest is None and not Path(str(path)).is_file():
-            raise ValueError(f"initial: there is no file {path}")
-        return {**values, "initial_digest": digest or file_digest(Path(str(path)))}
 
     @model_validator(mode="after")
     def _momentum(self) -> TrainSection:

@@ -31,7 +31,7 @@ class Verbs(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         own = [*super().list_commands(ctx), *names.built_in("diagnostics")]
         others = [*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")]
-        verbs = [name for name in dict.fromkeys([*own, *others]) if name not in names.FLAGS]
+        verbs = list(dict.fromkeys([*own, *others]))
         panels = {name: self.get_command(ctx, name).rich_help_panel for name in verbs}
         groups, first = [*GROUPS, *panels.values()], [*FIRST, *verbs]
         return sorted(verbs, key=lambda name: (groups.index(panels[name]), first.index(name)))
@@ -39,8 +39,6 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if command := super().get_command(ctx, cmd_name):
             return command
-        if cmd_name in names.FLAGS:
-            return None
         if item := names.built_in("diagnostics").get(cmd_name):
             group = "Weights" if item.on in ("problem", "checkpoints") else "Clients"
             return TyperCommand(cmd_name, help=item.summary, rich_help_panel=group)
@@ -54,12 +52,6 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         with errors(debug=False):
-            if name in names.FLAGS:
-                raise FldiagError(
-                    f"{name} has no verb of its own",
-                    f"use fldiag {names.FLAGS[name]}",
-                    usage=True,
-                )
             if not name.startswith("-") and self.get_command(ctx, name) is None:
                 raise unknown("command", name, self.list_commands(ctx))
             is_verb = name in self.commands or name in entry_points("fldiag.verbs")

@@ -143,8 +143,7 @@ def _keyword(
 
 
 def _parameter(name: str, field: Any) -> inspect.Parameter:
-    """An option; what Python takes as any object is text when it is typed. Where its Field says
-    ``json_schema_extra={"advanced": True}``, the help shows it among the rare ones."""
+    """An option; what Python takes as any object is text when it is typed."""
     kind = typed(field.annotation) or str
     flag, text, default = f"--{name.replace('_', '-')}", field.description or "", field.default
     flags = [flag, f"-{name}"] if len(name) == 1 else [flag]
@@ -153,9 +152,7 @@ def _parameter(name: str, field: Any) -> inspect.Parameter:
     if isinstance(default, (list, tuple)):  # values that are typed replace it and are not added
         values = ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in default)
         text, default = f"{text} May be given several times; default {values}.", None
-    extra = field.json_schema_extra
-    is_rare = isinstance(extra, dict) and extra.get("advanced")
-    option = typer.Option(*flags, help=text, rich_help_panel="Advanced" if is_rare else None)
+    option = typer.Option(*flags, help=text)
     if field.is_required():
         return _keyword(name, Annotated[kind, option])
     return _keyword(name, Annotated[kind | None if default is None else kind, option], default)

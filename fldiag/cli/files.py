@@ -12,7 +12,7 @@ import typer
 from fldiag.cli.app import app
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Data, Debug, Json, TrustFile
-from fldiag.errors import FldiagError, counted, short_path
+from fldiag.errors import FldiagError, counted
 
 if TYPE_CHECKING:
     from fldiag.runs.run import Run
@@ -36,7 +36,7 @@ def runs(
         console = Console(json)
         if not os.path.isdir(folder):
             raise FldiagError(
-                f"{short_path(folder)} is not a folder",
+                f"{folder} is not a folder",
                 "give the folder that holds runs (default: checkpoints)",
                 usage=True,
             )

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.random import Generator
 
-from fldiag.config_files import partition_digest, read_partition, split_indices
+from fldiag.config_files import read_partition, split_indices
 from fldiag.errors import FldiagError, unknown
 from fldiag.seeding import numpy_rng
 
@@ -277,12 +277,11 @@ _KINDS: dict[str, Callable[..., Parts]] = {
 }
 
 
-def from_file(path: str, digest: str | None, clients: int, examples: int) -> Parts:
+def from_file(path: str, clients: int, examples: int) -> Parts:
     """Anybody's partition: the training examples of clients 0, 1, 2, ... Examples may belong to several clients, and to none.
 
     Args:
-        path: An npz or JSON file, or a run's folder.
-        digest: Of the content that is expected; None: of any.
+        path: See ``fldiag.config_files.read_partition``.
         clients: How many the federation has.
         examples: How many the training split has.
 
@@ -290,14 +289,9 @@ def from_file(path: str, digest: str | None, clients: int, examples: int) -> Par
         Sorted indices of each client.
 
     Raises:
-        FldiagError: Another content, clients that are not 0 to ``clients`` - 1, a client without examples, and examples that
-            the data do not have or, in a file of a user, that a client has twice.
+        FldiagError: Clients that are not 0 to ``clients`` - 1, a client without examples, and examples that the data do not have.
     """
     index_of_client = read_partition(path)
-    if digest is not None and partition_digest(index_of_client) != digest:
-        raise FldiagError(
-            f"the partition {path} has changed since the config was made", "restore the file"
-        )
     if index_of_client.keys() != {str(k) for k in range(clients)}:
         raise FldiagError(
             f"partition {path} has {len(index_of_client)} clients, from {min(index_of_client)} to {max(index_of_client)}",
@@ -306,13 +300,11 @@ def from_file(path: str, digest: str | None, clients: int, examples: int) -> Par
         )
     parts = [index_of_client[str(k)] for k in range(clients)]
     for k, index in enumerate(parts):
-        # Of a run's own partition a client may have one twice: some kinds deal so.
-        repeats = not os.path.isdir(path) and bool((np.diff(index) == 0).any())
-        if repeats or not len(index) or index[-1] >= examples:
-            fault = "one twice" if repeats else f"{len(index)} examples up to {index[-1:]}"
+        if not len(index) or index[-1] >= examples:
             raise FldiagError(
-                f"partition {path}: client {k} has {fault}, and the data have {examples} training examples",
-                "give each client some examples, each once, and the data that belong to the partition",
+                f"partition {path}: client {k} has {len(index)} examples up to {index[-1:]}, and the data have {examples} "
+                "training examples",
+                "give each client some examples, and the data that belong to the partition",
                 usage=True,
             )
     return parts

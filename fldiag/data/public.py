@@ -82,7 +82,7 @@ def deal(
     is_private = np.ones(len(dataset.train_y), dtype=bool)
     is_private[hold_out(public, dataset, spec.seed).numpy()] = False
     if spec.kind == "file":
-        parts = partition.from_file(str(spec.path), spec.digest, clients, len(is_private))
+        parts = partition.from_file(str(spec.path), clients, len(is_private))
         for k, part in enumerate(parts):
             if not is_private[part].all():
                 raise FldiagError(f"partition {spec.path}: client {k} has examples of {public}")

@@ -93,7 +93,7 @@ def diagnose(
     entry = find_diagnostic(name)
     options, subject_options = split_options(entry, values)
     subjects = open_subjects(entry, options, targets, subject_options, allow_code)
-    if len(subjects) > 1 and entry.has_vectors(options):
+    if len(subjects) > 1 and options.get("save_vectors"):
         raise FldiagError("vectors are saved of one checkpoint at a time", usage=True)
     for text in dict.fromkeys(text for subject in subjects for text in remarks(subject)):
         tell(text)
@@ -182,7 +182,7 @@ def _measure(
     about = origin(subject, options)
     key = digest(question, about, code_of_plugin(entry))
     # vectors are in a file of their own
-    is_kept = cache is not None and not entry.has_vectors(options)
+    is_kept = cache is not None and not options.get("save_vectors")
     table = get_table(cache, key) if cache is not None and is_kept else None
     if table is not None:
         return table, question, ""

@@ -126,7 +126,8 @@ def open_subjects(
         subjects.append(subject)
     if not {"name", "names"} & options.model_fields_set:
         name_apart([s for s, t in zip(subjects, targets, strict=True) if s is not t])
-    return [subjects] if entry.on == "runs" or entry.is_joint(own_options) else subjects
+    is_joint = entry.on in ("runs", "checkpoints") or entry.joint(own_options)
+    return [subjects] if is_joint else subjects
 
 
 def name_apart(subjects: Sequence[Any]) -> None:

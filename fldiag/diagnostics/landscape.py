@@ -394,6 +394,7 @@ def page(frame: pd.DataFrame) -> Section:
 
 @diagnostic(
     "landscape",
+    joint=lambda options: options["directions"] in ("plane", "pca"),
     draw={"": draw, ".html": page},
     summary=summary,
     example="checkpoints/example/fedsol-digits.pt",
@@ -406,7 +407,6 @@ def landscape(
         Field(
             description="Directions: eigen (top Hessian eigenvectors), random, plane (through three checkpoints) or pca "
             "(principal axes of a run's trajectory).",
-            json_schema_extra={"joint": ["plane", "pca"]},
         ),
     ] = "eigen",
     span: Annotated[

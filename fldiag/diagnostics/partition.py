@@ -209,7 +209,7 @@ def of_file(path: str, name: str, download: bool) -> tuple[pd.DataFrame, str]:
     indices = read_partition(path)
     examples, fault = len(dataset.train_y), ""
     try:
-        from_file(path, None, len(indices), examples)
+        from_file(path, len(indices), examples)
     except FldiagError as error:
         fault = str(error)
     parts = [index[index < examples] for index in indices.values()]

@@ -340,10 +340,7 @@ def spectrum(
     ] = False,
     save_vectors: Annotated[
         bool,
-        Field(
-            description="Also save the eigenvectors, by parameter, as a safetensors file.",
-            json_schema_extra={"vectors": True},
-        ),
+        Field(description="Also save the eigenvectors, by parameter, as a safetensors file."),
     ] = False,
     tol: Annotated[
         float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")

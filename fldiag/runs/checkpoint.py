@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves
 
-from fldiag.errors import FldiagError, first_line, short_path
+from fldiag.errors import FldiagError, first_line
 from fldiag.results import files
 from fldiag.user_code import consent
 
@@ -207,7 +207,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FldiagError(
-            f"{short_path(path)} is {'not a file' if path.exists() else 'not there'}",
+            f"{path} is {'not a file' if path.exists() else 'not there'}",
             "give the path of a .pt or .safetensors file",
             usage=True,
         )

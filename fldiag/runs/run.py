@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch import stack
 
-from fldiag.errors import FldiagError, check_name, counted, first_line, short_path
+from fldiag.errors import FldiagError, check_name, counted, first_line
 from fldiag.results import files
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import (
@@ -104,9 +104,7 @@ class Run:
         path = path.parent if path.name == ABOUT else path
         if not os.path.isfile(path / ABOUT):
             problem = f"is not a run folder: it has no {ABOUT}" if path.is_dir() else "is not there"
-            raise FldiagError(
-                f"{short_path(path)} {problem}", "give the folder of a run", usage=True
-            )
+            raise FldiagError(f"{path} {problem}", "give the folder of a run", usage=True)
         try:
             # the folder first: of a run that is being trained the lines are then newer
             stored = {f"rounds/{file.name}" for file in _checkpoints(path)}
@@ -509,7 +507,7 @@ def lock(path: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise FldiagError(
-            f"cannot write to {short_path(path)}: {error.strerror}",
+            f"cannot write to {path}: {error.strerror}",
             "choose another folder with --out",
         ) from None
     try:

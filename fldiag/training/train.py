@@ -219,6 +219,7 @@ def _open(path: Path, config: Config, federation: Federation, resume: bool) -> R
     stored_about, stored_parts = run.about["provenance"], run.verified("partition.npz")
     is_same = {
         f"data set {setup.dataset.name!r}": stored_about.get("data") == about.get("data"),
+        "file of initial weights": stored_about.get("initial") == about.get("initial"),
         "frozen model beneath the adapters": stored_about.get("base") == about.get("base"),
         "partition": partition.same(partition.load_parts(stored_parts), setup.parts),
     }

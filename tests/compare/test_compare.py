@@ -175,6 +175,7 @@ def test_what_cannot_be_compared_is_masked_with_its_reason(worse, tmp_path):
     for wrong, words in (
         ({"fail_if": ["accuracy < baseline"]}, "needs a baseline"),
         ({"fail_if": ["loss > 1"], "level": 95}, "between 0 and 1"),
+        ({"fail_if": ["loss > 1"], "modle": "mlp"}, "did you mean 'model'"),
     ):
         with pytest.raises(FldiagError, match=words):
             fldiag.check(a, **wrong)

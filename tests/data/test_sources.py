@@ -280,7 +280,8 @@ def test_a_run_with_validation_is_judged_by_it_and_refuses_a_partition_of_the_wh
     table = run.metrics
     n = table[(table["metric"] == "accuracy") & (table["slice"] == "test")]["n_examples"]
     assert set(n) == {300}
-    plan = {"data__validation": 0.2, "partition": {"kind": "file", "path": str(folder / "run")}}
+    section = {"kind": "file", "path": str(folder / "run" / "partition.npz")}
+    plan = {"data__validation": 0.2, "partition": section}
     with pytest.raises(FldiagError, match="validation takes examples away"):
         fldiag.train(start.replace(**plan), out=folder / "other")
 

@@ -16,7 +16,7 @@ from fldiag.data import partition
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 #: Keys that went since, or whose default changed; CHANGELOG.md names them.
-GONE = {"checkpoint.keep"}
+GONE = {"checkpoint.keep", "partition.digest", "train.initial_digest"}
 CLASSES = {"cifar100": 100, "pathmnist": 9, "tissuemnist": 8, "imagenet200": 200}
 CLASSES |= {"sst2": 2, "mnli": 3, "marc": 5}
 

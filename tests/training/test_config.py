@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
     ("tree", "words"),
     [
         ({"round": 3}, ["'round'", "did you mean 'rounds'?"]),
-        ({"lr": 3}, ["'lr'", "did you mean 'train.lr'?"]),
+        ({"lr": 3}, ["'lr'", "train.lr"]),
         ({"train": {"batchsize": 3}}, ["did you mean 'train.batch_size'?"]),
         ({"method": {"name": "fedprx"}}, ["unknown method 'fedprx'", "did you mean 'fedprox'?"]),
         ({"method": {"name": "fedprox", "muu": 1}}, ["unknown key 'muu'", "did you mean 'mu'?"]),
@@ -90,6 +90,28 @@ def test_a_method_in_the_federation_of_a_trained_run(tmp_path):
     assert all(np.array_equal(parts[0][key], parts[1][key]) for key in parts[0].files)
     with pytest.raises(FldiagError, match="is not a run"):
         of_run(tmp_path, {})
+
+
+def test_a_run_does_not_go_on_with_another_partition_or_other_initial_weights(tmp_path):
+    parts, weights = tmp_path / "parts.json", tmp_path / "w.pt"
+    parts.write_text(json.dumps([list(range(k, 300, 3)) for k in range(3)]))
+    first = {"rounds": 1, "train.epochs": 1, "clients.total": 3, "clients.per_round": 2}
+    start = load(
+        "digits",
+        first | {"model.name": "mlp", "partition.kind": "file"} | {"partition.path": str(parts)},
+    )
+    state = fldiag.train(start, out=tmp_path / "first").checkpoint().state
+    torch.save(state, weights)
+    config = start.replace(train__initial=str(weights))
+    run = fldiag.train(config, out=tmp_path / "run")
+    assert fldiag.train(config.replace(rounds=2), out=run.path, resume=True).done == 2
+    torch.save({name: 2 * w for name, w in state.items()}, weights)
+    with pytest.raises(FldiagError, match="initial weights is not the one"):
+        fldiag.train(config.replace(rounds=3), out=run.path, resume=True)
+    torch.save(state, weights)
+    parts.write_text(json.dumps([list(range(k, 297, 3)) for k in range(3)]))
+    with pytest.raises(FldiagError, match="partition is not the one"):
+        fldiag.train(config.replace(rounds=3), out=run.path, resume=True)
 
 
 def test_a_method_in_the_federation_of_a_recorded_loop(tmp_path):

@@ -60,7 +60,7 @@ MAY = {
         "sections",
         "user_code",
     },
-    "sections": {"config_files", "errors"},
+    "sections": {"errors"},
     "user_code": {"errors", "sections"},
     "data": GROUND,
     "models": GROUND,

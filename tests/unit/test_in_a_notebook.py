@@ -1,4 +1,4 @@
-"""In a notebook's kernel: tables and figures show themselves."""
+"""In a notebook's kernel: tables show themselves, and figures by matplotlib's own means."""
 
 import nbclient
 import nbformat
@@ -6,6 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 CELLS = (
+    "%matplotlib inline\n"
     "import fldiag, torch\n"
     "torch.manual_seed(0)\n"
     "net, x = torch.nn.Linear(4, 3), torch.randn(30, 4)\n"

@@ -1,7 +1,6 @@
 """The public names: what the command line can do, Python can do, with the same names; each is itself whatever was imported."""
 
 import ast
-import dataclasses
 import doctest
 import importlib
 import inspect
@@ -10,13 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.nn import functional as F
 
 import fldiag
-from fldiag import api, registry
+from fldiag import api
 
 PUBLIC = [
     "Checkpoint",
@@ -62,7 +60,7 @@ assert fldiag.catalogue("methods") and fldiag.Config.load("digits").rounds == 20
     assert not {m.name for m in pkgutil.iter_modules(fldiag.__path__)} & set(PUBLIC)
 
 
-@pytest.mark.parametrize("name", ["train", "convert", "load", "draw", "catalogue", "check", "diff"])
+@pytest.mark.parametrize("name", ["train", "convert", "load", "draw", "catalogue"])
 def test_signatures_say_their_options(name):
     parameters = inspect.signature(getattr(fldiag, name)).parameters.values()
     assert not [p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
@@ -94,38 +92,6 @@ def test_examples_run():
 PROBLEM = (torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2])))
 
 
-def test_a_picture_in_axes_that_are_there():
-    fig, (left, right) = plt.subplots(1, 2)
-    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "spectrum", k=2)
-    assert fldiag.draw(table, ax=right) is right and fig.axes == [left, right]
-    assert (
-        right.has_data()
-        and right.get_legend() is not None
-        and not left.has_data()
-        and not fig.legends
-    )
-    plt.close(fig)
-
-
-def test_axes_for_a_picture_of_several_are_refused(monkeypatch):
-    table = fldiag.diagnose(fldiag.Problem(*PROBLEM), "landscape", directions="random")
-    fig, ax = plt.subplots()
-    with pytest.raises(fldiag.FldiagError, match="several axes"):
-        fldiag.draw(table, ax=ax)
-
-    class Line:  # what draws need not be a function
-        def __call__(self, table, ax=None):
-            ax.plot(table["value"])
-
-    monkeypatch.setitem(
-        registry.diagnostic.entries,
-        "landscape",
-        dataclasses.replace(registry.diagnostic.get("landscape"), draw=Line()),
-    )
-    assert fldiag.draw(table, ax=ax) is ax and ax.lines
-    plt.close(fig)
-
-
 def test_a_picture_of_a_table(tmp_path):
     problem = fldiag.Problem(
         torch.nn.Linear(2, 3), F.cross_entropy, (torch.eye(2), torch.tensor([0, 2]))
@@ -152,7 +118,7 @@ def test_a_picture_of_a_table(tmp_path):
         (lambda: fldiag.diagnose(fldiag.Problem(*PROBLEM), 5), "unknown diagnostic 5"),
         (lambda: fldiag.train("digits"), r"Config\.load\('digits'\)"),
         (lambda: fldiag.load(123), "run folder or a checkpoint"),
-        (lambda: fldiag.draw("x"), "what fldiag.diagnose returned"),
+        (lambda: fldiag.draw("x"), "does not say which diagnostic"),
         (lambda: fldiag.catalogue(5), "unknown kind 5"),
     ],
 )

@@ -70,7 +70,6 @@ def doctor(
         SkipValidation(),
         Field(
             description="Model of a plain state_dict: NAME or pkg.mod:factory.",
-            json_schema_extra={"source": True},
         ),
     ] = None,
     data: Annotated[
@@ -78,7 +77,6 @@ def doctor(
         SkipValidation(),
         Field(
             description="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.",
-            json_schema_extra={"source": True},
         ),
     ] = None,
     root: Root = None,
