@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -213,11 +214,11 @@ def _is_product_wrong(
         return grad(loss(w), w, create_graph=twice)[0]
 
     def is_near(derivative: Any, of: Any, step: float, wrong: float) -> bool:
-        """Whether it is the difference of a function, in one direction at least."""
-        for v in directions:
-            ends = ((at + sign * step * v).detach().requires_grad_() for sign in (1, -1))
+        """Whether it is once the difference of a function: a shorter step crosses fewer kinks, a longer one rounds less."""
+        for h, v in itertools.product((step, step / 10), directions):
+            ends = ((at + sign * h * v).detach().requires_grad_() for sign in (1, -1))
             ahead, behind = (of(end).detach() for end in ends)
-            difference = (ahead - behind) / (2 * step)
+            difference = (ahead - behind) / (2 * h)
             scale = max(float(difference.norm()), 1e-6 * float(slope.detach().norm()) * size)
             if float((derivative(v) - difference).norm()) <= wrong * scale:
                 return True
