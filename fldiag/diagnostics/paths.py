@@ -37,8 +37,6 @@ PICTURE = "picture of paths"
 GREY = "#8a8a8a"
 #: Of more paths from one checkpoint those with the largest barriers have a colour and a name.
 MANY = 6
-#: Of more paths the small table shows those with the largest barriers.
-MOST = 15
 DASHED = (0, (3, 2))
 #: Key of the rows of ``of_paths`` -> heading.
 LINES = {
@@ -153,9 +151,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     if rows[0]["barrier"] is None:
         yield Small(rows, LINES)
         return
-    yield Small(rows[:MOST], BARRIERS)
-    if len(rows) > MOST:
-        yield Note(f"the {MOST} largest barriers of {len(rows)}")
+    yield Small(rows, BARRIERS)
     if frame["buffers"].notna().any():
         yield Note("batch-norm statistics go along the path: both ends are the models as stored")
 

@@ -171,13 +171,8 @@ def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
 
 
 def describe(tree: Tree) -> str:
-    """Shapes and types in words."""
-
-    def words(leaf: Any) -> Any:
-        has_rows = isinstance(leaf, (Tensor, np.ndarray))
-        return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" if has_rows else leaf
-
-    return str(tree_map(words, tree))
+    """Shapes, and what has none as it is."""
+    return str(tree_map(lambda leaf: list(leaf.shape) if _is_array(leaf) else leaf, tree))
 
 
 def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -205,12 +205,11 @@ def own_loss(problem: Any, x: Tree, y: Tree) -> Loss:
 
 @dataclass(frozen=True)
 class Classes:
-    """How outputs answer: the largest along ``axis``, or their sign (None). ``guess_loss``: of outputs that favour no class."""
+    """How outputs answer: the largest along ``axis``, or their sign (None)."""
 
     axis: int | None
     number: int
     ignored: int
-    guess_loss: float | None
 
     def answers(self, z: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Whether each answer is right, and the labels, [b, ...]; ignored labels are -1."""
@@ -229,48 +228,30 @@ def parts(z: Any, y: Any) -> tuple[Any, Any]:
 
 
 def classes_of(user_loss: Any, loss: Loss, z: Any, y: Any) -> Classes | None:
-    """How the outputs answer, None where the loss is no classification: neither a cross entropy, nor pulled down by the output
-    of the label."""
+    """How the outputs answer: by class numbers, one-hot or soft labels, or bits; None where it is none of these.
+
+    Only a cross entropy is known to answer by bits, or for a model that returns its own loss (which may shift its labels).
+    """
     outputs, labels = parts(z, y)
     if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or outputs.ndim < 2:
         return None
-    options, is_named = entropy_options(user_loss), is_binary(user_loss)
-    is_bits = outputs.shape == labels.shape and (is_named or not is_probabilities(labels))
-    ignored, axis = (options or {}).get("ignore_index", IGNORED), class_axis(outputs, labels)
-    number, counted = (2 if is_bits else outputs.shape[axis]), labels != ignored
-    take: Any = F.binary_cross_entropy_with_logits if is_bits else F.cross_entropy
-    along = outputs if is_bits else outputs.movedim(axis, 1)
-    if bool((counted & ((labels < 0) | (labels >= number))).any()):
-        return None
-    if is_bits:
-        labels = labels.to(outputs)
-    elif outputs.shape != labels.shape:
-        if labels.is_floating_point() or outputs.ndim != labels.ndim + 1:
+    outputs, labels = outputs.cpu(), labels.cpu()  # where a label out of range is an error
+    options = entropy_options(user_loss)
+    ignored = (options or {}).get("ignore_index", IGNORED)
+    is_same, is_bits = outputs.shape == labels.shape, is_binary(user_loss)
+    if is_same and (is_bits or not is_probabilities(labels)):
+        axis, labels = None, labels.to(outputs)
+        if bool((labels * (1 - labels)).any()):
             return None
-        is_named = options is not None or _pulls(loss, z, y, labels * counted, counted, axis)
-    if is_bits and bool((labels * (1 - labels)).any()):
-        return None
-    is_entropy = options is not None and outputs.shape != labels.shape
-    if not is_entropy:
-        value = float(loss.total(z, y)) / float(loss.count(y))
-        is_entropy = math.isclose(float(take(along, labels)), value, rel_tol=1e-4, abs_tol=1e-7)
-    guess = math.log(number) if is_entropy else None
-    is_named = is_named or options is not None
-    return (
-        Classes(None if is_bits else axis, number, ignored, guess)
-        if is_entropy or is_named
-        else None
-    )
-
-
-def _pulls(loss: Loss, z: Any, y: Any, labels: Tensor, counted: Tensor, axis: int) -> bool:
-    """Whether labels are class numbers to a loss: at outputs of zero each pulls up its own output and no other one."""
-    with torch.enable_grad():
+        entropy = F.binary_cross_entropy_with_logits(outputs, labels)
+    else:
+        axis = class_axis(outputs, labels)
         try:
-            at = torch.zeros_like(z).requires_grad_()
-            slope = torch.autograd.grad(loss.total(at, y), at)[0]
-        except Exception:  # it is no such loss, or its outputs no tensor
-            return False
-    own = slope.gather(axis, labels.unsqueeze(axis)).squeeze(axis)
-    others = slope.scatter(axis, labels.unsqueeze(axis), 0.0)
-    return bool((own < 0)[counted].all() and (others >= 0).all())
+            entropy = F.cross_entropy(outputs.movedim(axis, 1), labels, ignore_index=ignored)
+        except (RuntimeError, IndexError, ValueError):  # they are no labels of these outputs
+            return None
+    if options is None and not is_bits and (axis is None or isinstance(z, Mapping)):
+        value = float(loss.total(z, y)) / float(loss.count(y))
+        if not math.isclose(float(entropy), value, rel_tol=1e-4, abs_tol=1e-7):
+            return None
+    return Classes(axis, 2 if axis is None else outputs.shape[axis], ignored)

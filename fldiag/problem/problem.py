@@ -115,7 +115,7 @@ class Problem:
                 f"a Problem has a loss (outputs, y) and dtype torch.float32 or torch.float64, not {loss!r} and {dtype}",
                 usage=True,
             )
-        self.model, self.remarks = unwrap_model(model), []
+        self.model, self.remarks = unwrap_model(model), list[str]()
         self.user_loss, self.weight_decay = loss, float(weight_decay)
         self.name, self.dtype, self.memory = name, dtype, int(memory)
         self.labels = dict(labels or {})
@@ -126,13 +126,11 @@ class Problem:
             self.layout, self.all = Layout.of(self.model, trainable), Layout.of(self.model)
             self.module = copy_module(self.model).to(self.device, dtype)
             if params is not None or buffers is not None:
-                self.remarks += load(self.module, params, buffers)
+                load(self.module, params, buffers)
             self.module.eval()
         self.n, self.slice_name = int(self.data.n), str(self.data.name)
         self.forward = inspect.signature(self.module.forward)
         self._place(dict([*self.module.named_parameters(), *self.module.named_buffers()]))
-        if weight_decay:
-            self.remarks.append(f"the loss includes weight decay, {weight_decay:g}/2 ‖w‖²")
 
     def _place(self, tensors: Mapping[str, Tensor]) -> None:
         tensors = {n: convert(t.detach(), self.dtype, self.device) for n, t in tensors.items()}

@@ -1,4 +1,4 @@
-"""The loss and the right answers of one forward pass, and what guessing would give."""
+"""The loss and the right answers of one forward pass, and the accuracy of a guess."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fldiag.problem.data import Tree
-from fldiag.results.standing import ERRORS, guess_accuracy
+from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 
 
@@ -26,7 +26,6 @@ class Scores:
             all labels. None where the loss is no classification.
         counts: by how much every example counts [n], 1 on average.
         shares: how often each class is the label, as a share of 1.
-        guess_loss: the loss of outputs that favour no class, where it is known.
     """
 
     loss: float
@@ -34,7 +33,6 @@ class Scores:
     right: Tensor | None
     counts: Tensor | None = None
     shares: tuple[float, ...] = ()
-    guess_loss: float | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -54,18 +52,14 @@ class Scores:
         return float(rest.double().std()) / math.sqrt(len(each)) if len(each) > 1 else None
 
     def rows(self, problem: Any) -> list[Row]:
-        """Rows ``loss`` and, of a classification, ``accuracy``, with standard errors over the examples; ``guess``: what a guess
-        gives, on the same inputs."""
+        """Rows ``loss`` and, of a classification, ``accuracy``, with that of a guess; standard errors over the examples."""
         common: Row = {"estimator": "exact", "inputs": problem.inputs}
-        loss: Row = {**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}
-        rows = [{**loss, "guess": self.guess_loss}]
+        rows: list[Row] = [{**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}]
         if self.right is not None:
             right, n = self.right.double(), len(self.right)
-            is_entropy = self.guess_loss is not None
-            bound = self.loss + ERRORS * (self.stderr or 0.0) if is_entropy else math.inf
             accuracy: Row = {**common, "metric": "accuracy", "value": self.accuracy}
             accuracy["stderr"] = float(right.std()) / math.sqrt(n) if n > 1 else None
-            accuracy["guess"] = guess_accuracy(self.shares, problem.slice_name, bound)
+            accuracy["guess"] = guess_accuracy(self.shares, problem.slice_name)
             rows.append(accuracy)
         return rows
 
@@ -82,7 +76,7 @@ def score(problem: Any, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Score
                 answers.append(classes.answers(z, y))
     penalty = problem.weight_decay / 2 * float(w.double().square().sum())
     mean, scale = math.fsum(totals) / weight + penalty, problem.n / weight
-    each = counts = right = guess = None
+    each = counts = right = None
     shares: tuple[float, ...] = ()
     if None not in singles:
         each, counts = (scale * torch.cat(parts) for parts in zip(*singles, strict=True))
@@ -95,5 +89,4 @@ def score(problem: Any, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Score
         shares = tuple((labels.bincount(minlength=classes.number).double() / len(labels)).tolist())
         is_one_each = right.shape[1] == 1 and len(labels) == problem.n
         right = right[:, 0] if is_one_each else right.sum(1).double() * (problem.n / len(labels))
-        guess = None if classes.guess_loss is None else classes.guess_loss + penalty
-    return Scores(mean, each, right, counts, shares, guess)
+    return Scores(mean, each, right, counts, shares)

@@ -37,7 +37,7 @@ def copy_module(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -> list[str]:
+def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -> None:
     """Let a module load weights, and buffers, by its own ``load_state_dict``, strictly.
 
     Args:
@@ -46,22 +46,16 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
             tied tensor goes by all of them.
         buffers: by name. Where neither these nor ``params`` name any, the module keeps its own.
 
-    Returns:
-        What was done to the names, in words.
-
     Raises:
         FldiagError: they do not fit the module, or hold two values of one tied tensor.
     """
-    remarks: list[str] = []
     layout = Layout.of(module)
     if params is None:
         tensors: Mapping[str, Any] = dict(module.named_parameters())
     elif isinstance(params, Tensor):
         tensors = layout.views(vector(params, layout))
     elif isinstance(params, Mapping):
-        tensors, prefix = state_dict.without_prefix(dict(params), module)
-        if prefix:
-            remarks.append(f"the names of the weights fit the model without {prefix!r} before them")
+        tensors, _ = state_dict.without_prefix(dict(params), module)
     else:
         raise FldiagError(
             f"params is a {type(params).__name__}",
@@ -82,7 +76,6 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
             "give the weights of this very architecture, named as in its state_dict()",
             usage=True,
         ) from error
-    return remarks
 
 
 def _fill(state: dict[str, Any], own: dict[str, Any], weights: set[str], is_bare: bool) -> None:

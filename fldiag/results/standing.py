@@ -15,35 +15,31 @@ from fldiag.results.table import Row
 ERRORS = 2.0
 
 
-def guess_accuracy(shares: Sequence[float], slice_name: str, loss: float = math.inf) -> float:
+def guess_accuracy(shares: Sequence[float], slice_name: str) -> float:
     """The accuracy of a guess: always the most frequent label, or one of the classes, all alike.
 
-    All alike on a client's examples (a global model need not know how often a client has which), and for a model whose loss is
-    below that of the labels' frequencies: it knows more than these, however often it says the most frequent label.
+    All alike on a client's examples: a global model need not know how often a client has which.
 
     Args:
         shares: how often each class is the label, as a share of 1.
         slice_name: of the examples.
-        loss: an upper bound of the cross entropy, where the loss is that.
 
     >>> guess_accuracy([0.75, 0.25], "test"), guess_accuracy([0.75, 0.25], "client:3/train")
     (0.75, 0.5)
     """
     alike = 1 / len(shares)
-    entropy = -sum(p * math.log(p) for p in shares if p)
-    return alike if slice_name.startswith("client:") or loss < entropy else max(alike, *shares)
+    return alike if slice_name.startswith("client:") else max(alike, *shares)
 
 
 def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> list[Row]:
     """Rows of losses at many weights; ``scored`` holds loss and accuracy of those at ``place``."""
     loss, *accuracy = scored
-    marks = {key: loss[key] for key in ("guess", "inputs")}
 
     def is_there(row: Row) -> bool:
         return row["metric"] == "loss" and all(row[key] == value for key, value in place.items())
 
     return [
-        *({**row, **marks} if is_there(row) else row for row in rows),
+        *({**row, "inputs": loss["inputs"]} if is_there(row) else row for row in rows),
         *({**row, **place} for row in accuracy),
     ]
 

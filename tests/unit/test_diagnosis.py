@@ -1,7 +1,6 @@
 """The call path: one table a question, kept and verified; what stands in its files; how much of fldiag it runs."""
 
 import json
-import math
 import shutil
 
 import pandas as pd
@@ -15,7 +14,7 @@ from fldiag.diagnosis.diagnose import diagnose, identity
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.provenance import digest
-from fldiag.results.standing import guess_accuracy, standing
+from fldiag.results.standing import standing
 from fldiag.results.store import get_table, put_table
 from fldiag.results.summary import Note
 from fldiag.results.table import table
@@ -154,14 +153,6 @@ def test_what_is_worth_a_word(accuracy, guess, n, is_said):
     row = {"metric": "accuracy", "value": accuracy, "guess": guess, **about}
     other = {**row, "round": 1, "scope": "client", "client": 2, "value": 0.0}
     assert len(doubts(table([{**row, "round": 2, "scope": "global"}, other]))) == is_said
-
-
-def test_the_majority_is_a_guess_unless_the_loss_knows_more():
-    assert guess_accuracy([0.9, 0.1], "test") == 0.9
-    assert guess_accuracy([0.9, 0.1], "test", loss=0.1) == 0.5
-    assert guess_accuracy([0.9, 0.1], "client:3/test") == 0.5
-    entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
-    assert guess_accuracy([0.9, 0.1], "test", loss=1.01 * entropy) == 0.9
 
 
 @pytest.mark.parametrize(
