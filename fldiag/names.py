@@ -21,12 +21,8 @@ KINDS = {
     "datasets": ("dataset", "data"),
     "diagnostics": ("diagnostic", "diagnostics"),
 }
-#: What one may take for a verb -> the verb and flag that ask for it.
-FLAGS = {
-    "trace": "spectrum --trace",
-    "diagonal": "spectrum --trace",
-    "density": "spectrum --density",
-}
+#: Diagnostics without a verb of their own: flags of ``spectrum`` ask for them.
+FLAGS = ("trace", "diagonal", "density")
 
 
 @dataclass(frozen=True)
