@@ -20,6 +20,8 @@ KINDS = {
     "datasets": ("dataset", "data"),
     "diagnostics": ("diagnostic", "diagnostics"),
 }
+#: Diagnostics without a verb of their own: flags of ``spectrum`` ask for them.
+FLAGS = ("trace", "diagonal", "density")
 
 
 @dataclass(frozen=True)

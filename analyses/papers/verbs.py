@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import fldiag
-from fldiag.cli.console import Console, errors
+from fldiag.cli.console import Console
 from fldiag.cli.options import Debug, Device, Download, Executor, Json, Out
 
 PAPERS = ("fedalign", "fedproj", "fedsol", "fedtoga")
@@ -62,43 +62,42 @@ def reproduce(
 
     Example: fldiag figures fedsol/fig6 --scale smoke
     """
-    with errors(debug):
-        from . import study
+    from . import study
 
-        if ids == ["ledger"]:
-            from . import ledger
+    if ids == ["ledger"]:
+        from . import ledger
 
-            Console(json).done(*ledger.write(out or study.OUT))
-            return
-        by_name, failures, files = studies(), [], []
-        names = _selected(ids or list(PAPERS), list(by_name))
-        if scale not in study.SCALES:
-            remedy = f"choose of {', '.join(study.SCALES)}"
-            raise fldiag.FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
-        console = Console(json)
-        with console.progress("figures") as bar:
-            base = study.SCALES[scale]
-            size = replace(
-                base,
-                seeds=seeds or base.seeds,
-                over={**base.over, **dict(t.partition("=")[::2] for t in set_ or [])},
-                training={"executor": executor, "device": device, "download": download},
-                store=runs or study.STORE,
-                listen=lambda event: bar(event["round"], event["rounds"], "training"),
-            )
-            for name in names:
-                try:
-                    files += study.make(by_name[name], size, out or study.OUT)
-                except fldiag.FldiagError as error:  # does not stop the others
-                    if debug or len(names) == 1:
-                        raise
-                    failures.append(f"{name}: {error.what}")
-        console.done(*files)
-        if failures:
-            what = f"{len(failures)} of {len(names)} could not be made: {'; '.join(failures)}"
-            raise fldiag.FldiagError(
-                what, "the others were written; the same command tries these again"
-            )
+        Console(json).done(*ledger.write(out or study.OUT))
+        return
+    by_name, failures, files = studies(), [], []
+    names = _selected(ids or list(PAPERS), list(by_name))
+    if scale not in study.SCALES:
+        remedy = f"choose of {', '.join(study.SCALES)}"
+        raise fldiag.FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
+    console = Console(json)
+    with console.progress("figures") as bar:
+        base = study.SCALES[scale]
+        size = replace(
+            base,
+            seeds=seeds or base.seeds,
+            over={**base.over, **dict(t.partition("=")[::2] for t in set_ or [])},
+            training={"executor": executor, "device": device, "download": download},
+            store=runs or study.STORE,
+            listen=lambda event: bar(event["round"], event["rounds"], "training"),
+        )
+        for name in names:
+            try:
+                files += study.make(by_name[name], size, out or study.OUT)
+            except fldiag.FldiagError as error:  # does not stop the others
+                if len(names) == 1:
+                    raise
+                failures.append(f"{name}: {error.what}")
+    console.done(*files)
+    if failures:
+        what = f"{len(failures)} of {len(names)} could not be made: {'; '.join(failures)}"
+        raise fldiag.FldiagError(
+            what, "the others were written; the same command tries these again"
+        )
 
 
 def _selected(ids: list[str], names: list[str]) -> list[str]:

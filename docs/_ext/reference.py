@@ -14,7 +14,7 @@ import typer
 from fldiag import names, registry
 from fldiag.cli import app as verbs
 from fldiag.cli import derived
-from fldiag.cli.inform import _show, _values
+from fldiag.cli.inform import about
 from fldiag.config import settings
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
 
@@ -90,13 +90,7 @@ def _item(kind: str, name: str, summary: str) -> dict[str, Any]:
 
 
 def _option(name: str, field: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "values": _values(field.annotation, field.metadata),
-        "default": _show(field.default),
-        "required": field.is_required(),
-        "help": field.description or "",
-    }
+    return {**about(name, field), "required": field.is_required()}
 
 
 def _settings() -> str:
@@ -222,7 +216,7 @@ def escaped(text: str) -> str:
 def _options(options: list[dict[str, Any]]) -> str:
     rows = [
         (
-            f"`{o['name']}`",
+            f"`{o['option']}`",
             f"`{o['values']}`".replace("|", "\\|"),
             "required" if o["required"] else f"`{o['default']}`",
             escaped(o["help"]),

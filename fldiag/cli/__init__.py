@@ -6,7 +6,7 @@ import io
 import signal
 import sys
 
-from fldiag.cli import compare, diagnose, files, inform, partition, train  # noqa: F401
+from fldiag.cli import compare, diagnose, files, inform, train  # noqa: F401
 from fldiag.cli.app import app
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+import contextlib
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -11,84 +13,57 @@ from typer.core import TyperCommand, TyperGroup
 from fldiag import names
 from fldiag.cli import derived
 from fldiag.cli.console import errors
+from fldiag.cli.options import signed
 from fldiag.errors import FldiagError, unknown
-from fldiag.registry import entry_points, load_entry_point, package, unusable
+from fldiag.registry import entry_points, load_entry_point, package
 from fldiag.version import version as installed_version
 
-#: The groups of ``fldiag --help`` in their order, and what people ask most in the order within them.
-GROUPS = ("Start", "Weights", "Clients", "Compare", "Papers", "Files", "Other packages")
-FIRST = (
+#: The verbs of ``fldiag --help`` in their order; those of other packages follow.
+ORDER = (
     *("demo", "train", "sweep", "list", "explain"),
     *("landscape", "spectrum", "paths", "sharpness", "diagnose"),
     *("matching", "forgetting", "drift", "fairness", "flatness", "geometry", "account", "lora"),
+    *("partition", "personalise", "doctor"),
+    *("check", "diff", "report", "figures", "toy", "convert", "runs", "prune"),
 )
 
 
 class Verbs(TyperGroup):
-    """The verbs of fldiag, then those of other packages. A verb of a diagnostic is made when it is typed: its options are those
-    of the diagnostic, which is imported for them."""
+    """The verbs of fldiag, then those of other packages. One of a diagnostic is made when it is typed: its options are those of
+    the diagnostic, which is imported for them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own = [*super().list_commands(ctx), *names.built_in("diagnostics")]
-        others = [*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")]
-        verbs = list(dict.fromkeys([*own, *others]))
-        panels = {name: self.get_command(ctx, name).rich_help_panel for name in verbs}
-        groups, first = [*GROUPS, *panels.values()], [*FIRST, *verbs]
-        return sorted(verbs, key=lambda name: (groups.index(panels[name]), first.index(name)))
+        others = {*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")}
+        verbs = {*self.commands, *names.built_in("diagnostics"), *others} - {*names.FLAGS}
+        return sorted(verbs, key=lambda name: (name not in ORDER, [*ORDER, name].index(name), name))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if command := super().get_command(ctx, cmd_name):
-            return command
+        """What the list shows; of a diagnostic, and of what cannot be imported, no more than that."""
         if item := names.built_in("diagnostics").get(cmd_name):
             group = "Weights" if item.on in ("problem", "checkpoints") else "Clients"
-            return TyperCommand(cmd_name, help=item.summary, rich_help_panel=group)
+            return self.commands.get(
+                cmd_name, TyperCommand(cmd_name, help=item.summary, rich_help_panel=group)
+            )
         if point := entry_points("fldiag.verbs").get(cmd_name):
-            return _verb(point)
-        if point := entry_points("fldiag.diagnostics").get(cmd_name):
-            summary = f"A diagnostic of the package {package(point)}."
-            return TyperCommand(cmd_name, help=summary, rich_help_panel=GROUPS[-1])
-        return None
+            with contextlib.suppress(FldiagError):
+                return derived.command_of(cmd_name, load_entry_point(point, "verb"))
+        if point := point or entry_points("fldiag.diagnostics").get(cmd_name):
+            return TyperCommand(cmd_name, help=f"Of the package {package(point)}.")
+        return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        with errors(debug=False):
-            if not name.startswith("-") and self.get_command(ctx, name) is None:
-                raise unknown("command", name, self.list_commands(ctx))
-            is_verb = name in self.commands or name in entry_points("fldiag.verbs")
-            if not is_verb and not name.startswith("-"):
-                return name, derived.command(name), args[1:]
-        return super().resolve_command(ctx, args)
+        if name not in self.list_commands(ctx):
+            raise unknown("command", name, self.list_commands(ctx))
+        if name in self.commands:
+            return super().resolve_command(ctx, args)
+        if point := entry_points("fldiag.verbs").get(name):
+            return name, derived.command_of(name, load_entry_point(point, "verb")), args[1:]
+        return name, derived.command(name), args[1:]
 
-
-def _verb(point: EntryPoint) -> Any:
-    """The command behind an entry point: a function with typer's annotations, or a Typer with several. Of one that cannot be
-    imported a command that says so."""
-    try:
-        target = load_entry_point(point, "verb")
-        try:
-            command = derived.command_of(point.name, target)
-        except Exception as cause:  # no function, or annotations that typer does not take
-            raise unusable(point, "verb", cause) from cause
-    except FldiagError as error:
-        return _broken(point.name, error)
-    command.rich_help_panel = command.rich_help_panel or GROUPS[-1]
-    if not isinstance(command.rich_help_panel, str):
-        command.rich_help_panel = GROUPS[-1]
-    return command
-
-
-def _broken(name: str, error: FldiagError) -> Any:
-    def complain() -> None:
-        with errors(debug=False):
-            raise error
-
-    return TyperCommand(
-        name,
-        callback=complain,
-        help=f"{error}.",
-        rich_help_panel=GROUPS[-1],
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
+    def invoke(self, ctx: Any) -> Any:
+        with errors(debug="--debug" in ctx.args):
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -108,3 +83,17 @@ def root(
     if version:
         print(installed_version())
         raise typer.Exit
+
+
+def verb(
+    panel: str, *shared: str, name: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a verb; it gets the shared options of these names as ``**options``."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+        app.command(name, rich_help_panel=panel)(signed(function, own, shared))
+        return function
+
+    return register

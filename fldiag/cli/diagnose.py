@@ -1,19 +1,20 @@
-"""``diagnose`` asks any diagnostic by name."""
+"""``diagnose`` asks any diagnostic by name, and ``partition`` also of what is not trained yet."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.app import app
-from fldiag.cli.console import Console, errors
-from fldiag.cli.derived import ask, takes_device
-from fldiag.cli.options import AllowCode, Debug, Device, Format, Json, Out, TrustFile, Width
+from fldiag.cli.app import verb
+from fldiag.cli.console import Console
+from fldiag.cli.derived import ask
+from fldiag.cli.options import Device, Download, Json, Out, Set
 
 
-@app.command(rich_help_panel="Weights")
+@verb("Weights", "allow_code", "width", "format")
 def diagnose(
     name: Annotated[
         str,
@@ -22,32 +23,47 @@ def diagnose(
         ),
     ],
     targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="option=value; may be given several times. fldiag explain NAME lists the options.",
-        ),
-    ] = None,
+    set_: Set = None,
     out: Out = None,
-    allow_code: AllowCode = None,
-    trust_file: TrustFile = False,
-    width: Width = None,
-    format: Format = None,
     json: Json = False,
     device: Device = "auto",
-    debug: Debug = False,
+    **shared: Any,
 ) -> None:
     """Run any diagnostic, including those of other packages and your own; set its options with --set.
 
     Example: fldiag diagnose spectrum checkpoints/example/fedsol-digits.pt --set k=3
     """
-    with errors(debug):
-        from fldiag.config import parse_override
-        from fldiag.diagnosis.diagnose import find_diagnostic
+    from fldiag.config import parse_override
 
-        options = dict(map(parse_override, set_ or []))
-        if takes_device(find_diagnostic(name)):
-            options.setdefault("device", device)
-        sheet = {"width": width, "format": format}
-        ask(Console(json), name, targets, options, out, allow_code=allow_code or [], sheet=sheet)
+    options = dict(map(parse_override, set_ or []))
+    options |= {} if device == "auto" else {"device": device}
+    ask(name, targets, options, out=out, json=json, **shared)
+
+
+@verb("Clients", "allow_code", "width", "format")
+def partition(
+    config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
+    set_: Set = None,
+    download: Download = False,
+    out: Out = None,
+    json: Json = False,
+    **shared: Any,
+) -> None:
+    """Draw the label distribution per client, and measure how far clients are from alike.
+
+    Example: fldiag partition digits --set partition.alpha=0.5
+    """
+    from fldiag.diagnosis.diagnose import FALLBACK, Answer, prepare, write_files
+    from fldiag.diagnostics import partition as partitions
+    from fldiag.registry import diagnostic
+    from fldiag.results.provenance import provenance
+
+    if os.path.isfile(Path(config) / "run.json"):
+        options = {"download": download}
+        return ask("partition", [Path(config)], options, out=out, json=json, **shared)
+    table = partitions.of_config(config, set_ or [], download)
+    answer = Answer(diagnostic.get("partition"), table, {})
+    write_files(answer, prepare(out or FALLBACK) / partitions.file_name(table), provenance())
+    console = Console(json)
+    console.show(answer.summary())
+    console.done(*answer.files)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def _sheet(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> None:
+    """What the verb draws has this width, or this format."""
+    from fldiag.plotting.sheet import use_sheet
+
+    ctx.with_resource(use_sheet(**{str(param.name): value}))
+
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -23,22 +34,26 @@ Shard = Annotated[
     ),
 ]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="On an error, show the traceback and the versions.")
+    bool,
+    typer.Option("--debug", help="On an error, show the traceback.", expose_value=False),
 ]
 Data = Annotated[str | None, typer.Option(help="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")]
-Root = Annotated[
-    str | None, typer.Option(help="Folder that holds the data (default $FLDIAG_DATA).")
-]
 Width = Annotated[
     str | None,
     typer.Option(
         help="Width of pictures: single or double (a journal's columns of 85 and 175 mm), or "
-        "millimetres. Default: each picture's own."
+        "millimetres. Default: each picture's own.",
+        callback=_sheet,
+        expose_value=False,
     ),
 ]
 Format = Annotated[
     str | None,
-    typer.Option(help="Picture formats, separated by commas: pdf, png, svg (default: pdf,png)."),
+    typer.Option(
+        help="Picture formats, separated by commas: pdf, png, svg (default: pdf,png).",
+        callback=_sheet,
+        expose_value=False,
+    ),
 ]
 AllowCode = Annotated[
     list[str] | None,
@@ -65,3 +80,46 @@ Set = Annotated[
     ),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]
+Model = Annotated[
+    str | None, typer.Option(help="Model of a plain state_dict: NAME or pkg.mod:factory.")
+]
+#: Options that a verb takes together, as ``**options``, or that count for whatever it calls: annotation and default.
+SHARED: dict[str, tuple[Any, Any]] = {
+    "executor": (Executor, "serial"),
+    "model": (Model, None),
+    "data": (Data, None),
+    "allow_code": (AllowCode, ()),
+    "download": (Download, False),
+    "device": (Device, "auto"),
+    "width": (Width, None),
+    "format": (Format, None),
+    "trust_file": (TrustFile, False),
+    "debug": (Debug, False),
+}
+#: Options of all verbs, and those that are not handed to a verb.
+EVERYWHERE = ("trust_file", "debug")
+ASIDE = ("width", "format", *EVERYWHERE)
+
+
+def parameter(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    """A parameter of a verb."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def signed(
+    function: Callable[..., None], own: Iterable[inspect.Parameter], shared: Iterable[str]
+) -> Callable[..., None]:
+    """The function with these parameters and shared options. Those that count by themselves it is not given."""
+
+    @functools.wraps(function)
+    def run(**values: Any) -> None:
+        function(**{name: value for name, value in values.items() if name not in ASIDE})
+
+    parameters = [*own, *(parameter(name, *SHARED[name]) for name in (*shared, *EVERYWHERE))]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run

@@ -93,7 +93,9 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     check_level(level)
     conditions = [parse(text) for text in fail_if or ["accuracy < baseline"]]
     if not sides.b and any(condition.scale for condition in conditions):
-        raise FldiagError("a condition needs a baseline", "give --baseline RUN", usage=True)
+        raise FldiagError(
+            "a condition needs a baseline", "give two sides: fldiag check RUN BASELINE", usage=True
+        )
     by_name = {c.number.name: c.number for c in conditions}  # each is looked at once
     samples = {name: samples_of(number, sides, reader) for name, number in by_name.items()}
     limits = [(samples[c.number.name], c.scale, c.offset) for c in conditions]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from torch import Tensor
 from fldiag import config as configs
 from fldiag import data
 from fldiag.choices import Download, Root
-from fldiag.config_files import read_partition
-from fldiag.data.partition import from_file
 from fldiag.data.public import deal
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -198,22 +195,6 @@ def of_config(source: str, overrides: Iterable[str], download: bool) -> pd.DataF
     options = [f"{k} = {v}" for k, v in config.partition.options.items() if k != "min_size"]
     name = [config.data.name, config.partition.kind, *options, f"{config.clients.total} clients"]
     return measure(parts, dataset.train_y, ", ".join(name))
-
-
-def of_file(path: str, name: str, download: bool) -> tuple[pd.DataFrame, str]:
-    """The table of the partition in a file on the data of this name, and why training would refuse it ("": it would not).
-
-    Raises FldiagError for a file that holds no partition, and for data that are not there.
-    """
-    dataset = data.load(name, download=download, allow_code=[name])
-    indices = read_partition(path)
-    examples, fault = len(dataset.train_y), ""
-    try:
-        from_file(path, len(indices), examples)
-    except FldiagError as error:
-        fault = str(error)
-    parts = [index[index < examples] for index in indices.values()]
-    return measure(parts, dataset.train_y, f"{dataset.name}, {Path(path).stem}"), fault
 
 
 def file_name(frame: pd.DataFrame) -> str:

@@ -9,7 +9,6 @@ import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,25 +63,3 @@ def _git(*words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None
-
-
-def has_bf16() -> bool:
-    """Whether the processor multiplies bf16 natively (unknown to older PyTorch: then assumed)."""
-    import torch
-
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return not capabilities or bool(
-        capabilities.get("avx512_bf16")
-        or capabilities.get("amx_bf16")
-        or capabilities.get("architecture") != "x86_64"
-    )
-
-
-def emulated(precision: str, device: str) -> str:
-    """What to say before training where bf16 is emulated; empty where it is not."""
-    slow = precision == "bf16" and device == "cpu" and not has_bf16()
-    return (
-        "this processor has no bf16 instructions: bf16 is emulated and much slower than fp32"
-        if slow
-        else ""
-    )

@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -514,30 +513,6 @@ def lock(path: Path) -> Iterator[None]:
         yield
     finally:
         file.release()
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process is writing this run."""
-    try:
-        with FileLock(path / LOCK, blocking=False):
-            return False
-    except (Timeout, OSError):
-        return True
-
-
-def remove(path: Path) -> None:
-    """Remove a run and its answers, but nothing in its folder that is not fldiag's. Raises FldiagError when another process
-    writes it."""
-    run = Run.open(path)
-    with lock(path):
-        for name in (
-            ABOUT,
-            LINES,
-            *run.about["files"],
-        ):  # run.json first: what is left when this is cut off is no run
-            (path / name).unlink(missing_ok=True)
-        for name in (*FOLDERS, "diagnostics"):
-            shutil.rmtree(path / name, ignore_errors=True)
 
 
 def folder_size(path: Path) -> int:

@@ -166,8 +166,7 @@ def _stored(path: Path, config: Config, resume: bool) -> Run:
     if not resume:
         raise FldiagError(
             f"{path} already holds a run",
-            "continue it with --resume, replace it with --overwrite, or choose another "
-            "folder with --out",
+            "continue it with --resume, or choose another folder with --out",
             usage=True,
         )
     run = Run.open(path)

@@ -1,4 +1,4 @@
-"""sweep, runs, prune, list and --overwrite as they are typed."""
+"""sweep, runs, prune and list as they are typed."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commands import last, run
+
+import fldiag
 
 SHORT = (
     "--set",
@@ -48,41 +50,14 @@ def test_a_sweep_ends_in_a_table_and_a_report(here):
     assert len(rows) == 4 and {row["status"] for row in rows} == {"finished"}
 
 
-def test_a_dry_run_lists_all_runs_and_writes_nothing(here):
-    sweep = ("sweep", "digits", "--over", "method.name=fedavg,fedprox", "--over", "seed=0,1")
-    rows = [
-        json.loads(run(*sweep, *SHORT, "--dry-run", "--json", *more).stdout)["rows"]
-        for more in ((), ("--shard", "1/4"), ("--shard", "5/5"))
-    ]
-    assert [len({row["run"] for row in of}) for of in rows] == [4, 1, 0]
-    assert not list(here.iterdir())
-
-
-def test_overwrite_begins_anew(here):
-    run("train", "digits", *SHORT, "--out", "r")
-    told = run("train", "digits", *SHORT, "--out", "r", code=2).stderr
-    assert "--resume" in told and "--overwrite" in told
-    (here / "r" / "mine.txt").write_text("mine")
-    run("train", "digits", *SHORT, "--set", "seed=5", "--out", "r", "--overwrite")
-    assert (
-        json.loads((here / "r" / "run.json").read_text())["config"]["seed"] == 5
-        and (here / "r" / "mine.txt").is_file()
-    )
-
-
-def test_prune_asks(here):
+def test_prune_deletes_after_a_yes(here):
     run("train", "digits", *SHORT, "--set", "method.name=scaffold", "--out", "r")
-    assert "nothing was removed" in run("prune", "r", "--dry-run").stdout
-    assert len(list((here / "r" / "state").glob("*.safetensors"))) == 1
-    assert "--yes" in run("prune", "r", code=2).stderr and list(
-        (here / "r" / "state").glob("*.safetensors")
-    )  # nobody is there
+    state = here / "r" / "state" / "0001.safetensors"
+    assert "state/0001.safetensors" in run("prune", "r", "--dry-run").stdout and state.is_file()
+    run("prune", "r", code=1)  # nobody is there
+    assert state.is_file()
     run("prune", "r", "--yes")
-    assert "nothing to remove" in run("prune", "r").stdout
-    assert (
-        not list((here / "r" / "state").glob("*.safetensors"))
-        and "no run under" in run("runs", "r/state", code=2).stderr
-    )
+    assert not state.exists() and fldiag.load("r").checkpoint().state
 
 
 def test_list_without_a_kind_lists_all():

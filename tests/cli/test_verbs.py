@@ -228,7 +228,14 @@ def test_lists_name_what_is_registered(what, name):
 
 def test_explain_gives_equations_options_and_source():
     text = run("explain", "fedsol").stdout
-    parts = ("Lambda", "rho", "CVPR 2024", "float >= 0", "full | body | head", "equals fedavg")
+    parts = (
+        "Lambda",
+        "rho",
+        "CVPR 2024",
+        "float Ge(ge=0)",
+        "'full', 'body', 'head'",
+        "equals: fedavg",
+    )
     assert all(part in text for part in parts)
     # also of a diagnostic with flags, which have names too
     assert json.loads(run("explain", "spectrum", "--json").stdout)["name"] == "spectrum"

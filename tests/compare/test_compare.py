@@ -261,7 +261,7 @@ def test_two_models_are_compared_over_examples_and_clients():
 def test_exit_codes(words, code, verdict, tmp_path):
     conditions = [w for word in words if " " in word for w in ("--fail-if", word)]
     options = [word for word in words if " " not in word]
-    sides = ["short", "--baseline", "long", "--out", tmp_path]
+    sides = ["short", "long", "--out", tmp_path]
     answer = run("check", *sides, *conditions, *options, "--json", code=code)
     assert json.loads(answer.stdout)["verdict"] == verdict
     (csv,) = tmp_path.glob("check-*.csv")

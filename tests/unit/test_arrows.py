@@ -227,7 +227,12 @@ def test_circles_are_found():
 
 
 #: Imported name -> the dependency that brings it, where they differ.
-BROUGHT_BY = {"sklearn": "scikit-learn", "mpl_toolkits": "matplotlib", "numpy": "pandas"}
+BROUGHT_BY = {
+    "sklearn": "scikit-learn",
+    "mpl_toolkits": "matplotlib",
+    "numpy": "pandas",
+    "click": "typer",
+}
 
 
 def test_what_a_module_imports_at_once_is_a_dependency():

@@ -1,11 +1,8 @@
 """The diagnostic ``partition`` against scipy, its masks, and the check of a partition file."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from commands import run as typed
 from histories import one
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,19 +85,3 @@ def test_of_many_clients_a_spread_is_compared_and_drawn(monkeypatch):
     assert points.get_offsets().tolist() == [[k, c] for k in (0, 3, 6) for c in (0, 1)]
     areas = np.array([[k + 1, 1] for k in (0, 3, 6)]).ravel()
     np.testing.assert_allclose(points.get_sizes() / points.get_sizes().max(), areas / 7)
-
-
-def test_a_file_is_checked_before_any_training(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    good = [list(range(k, 120, 3)) for k in range(3)]
-    (tmp_path / "good.json").write_text(json.dumps(good))
-    bad = {"0": [1, 2, 3, 3], "1": [], "2": [4, 119, 120], "4": [1]}
-    (tmp_path / "bad.json").write_text(json.dumps(bad))
-    fine = typed("partition", "good.json", "--data", "iris", "--format", "png", "--json")
-    assert json.loads(fine.stdout)["faults"] == []
-    assert (tmp_path / "fldiag-out" / "partition-iris-good.csv").is_file()
-    ill = typed("partition", "bad.json", "--data", "iris", "--format", "png", code=3)
-    for words in ("has 4 clients, from 0 to 4", "1 training examples belong to several clients"):
-        assert words in ill.stderr
-    for words in ("good.json",), ("good.json", "--data", "iris", "--set", "rounds=2"):
-        assert "--data" in typed("partition", *words, code=2).stderr

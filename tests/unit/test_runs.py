@@ -15,7 +15,7 @@ from fldiag.integrations.recorder import mean
 from fldiag.results import files
 from fldiag.runs import checkpoint
 from fldiag.runs.checkpoint import pack, read_checkpoint
-from fldiag.runs.run import Run, folder_size, lock, remove
+from fldiag.runs.run import Run, folder_size, lock
 from fldiag.training import train
 
 
@@ -125,9 +125,6 @@ def test_pruned_runs_answer_and_get_no_more_rounds(tmp_path):
     assert pruned.metrics.equals(metrics) and not list((tmp_path / "state").iterdir())
     with pytest.raises(FldiagError, match="no longer has the clients' states"):
         train.train(config("scaffold", rounds=4), out=tmp_path, resume=True)
-    (tmp_path / "mine.txt").write_text("")
-    remove(tmp_path)
-    assert {f.name for f in tmp_path.iterdir()} == {"mine.txt", ".lock"}
 
 
 def test_nothing_is_written_through_a_link(tmp_path):

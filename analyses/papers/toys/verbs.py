@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.console import Console, errors
+from fldiag.cli.console import Console
 from fldiag.cli.options import Debug, Json, Out, Seed
 
 toy = typer.Typer(
@@ -33,7 +33,7 @@ def plane(
 
     Example: fldiag toy plane --rho 0.5
     """
-    _play("plane", {"rho": rho, "beta": beta} | ({"a": a} if a else {}), out, json, debug)
+    _play("plane", {"rho": rho, "beta": beta} | ({"a": a} if a else {}), out, json)
 
 
 @toy.command()
@@ -53,19 +53,18 @@ def iris(
     Example: fldiag toy iris --seeds 2
     """
     options = {"lr": lr, "rounds": rounds, "seeds": [(seed or 0) + i for i in range(seeds)]}
-    _play("iris", options, out, json, debug)
+    _play("iris", options, out, json)
 
 
-def _play(name: str, options: dict[str, Any], out: Path | None, json: bool, debug: bool) -> None:
-    with errors(debug):
-        from fldiag.results.provenance import digest
+def _play(name: str, options: dict[str, Any], out: Path | None, json: bool) -> None:
+    from fldiag.results.provenance import digest
 
-        from ..study import write
+    from ..study import write
 
-        game, console = import_module(f".{name}", __package__), Console(json)
-        with console.progress(name) as bar:
-            table = game.run(**options, progress=bar)
-        rows = game.summary(table)
-        console.table(rows.to_dict("records"), {column: column for column in rows})
-        path = (out or Path("fldiag-out")) / f"toy-{name}-{digest(options)[:8]}"
-        console.done(*write(table, path, options, game.draw(table)))
+    game, console = import_module(f".{name}", __package__), Console(json)
+    with console.progress(name) as bar:
+        table = game.run(**options, progress=bar)
+    rows = game.summary(table)
+    console.table(rows.to_dict("records"), {column: column for column in rows})
+    path = (out or Path("fldiag-out")) / f"toy-{name}-{digest(options)[:8]}"
+    console.done(*write(table, path, options, game.draw(table)))
