@@ -208,7 +208,7 @@ def identity(subject: Subject) -> list[Any]:
         else:
             paths = {name: member.path / name for name in member.files}
             contents = {name: sha256(path) for name, path in paths.items() if path.is_file()}
-            parts += [member.name, member.about, member.metrics_digest, contents]
+            parts += [member.name, member.about, member.records, contents]
             # what is computed with somebody's objects is not read again
             parts += [
                 thing if isinstance(thing, (str, type(None))) else uuid.uuid4().hex
@@ -274,7 +274,7 @@ def describe(
         if isinstance(member, History):
             checkpoints |= member.files
         elif isinstance(member, Run):
-            file = member.round_file(member.some_rounds()[-1])
+            file = member.round_file(member.rounds[-1])
             checkpoints[member.name] = {"file": file, "sha256": member.files[file]}
         else:
             stored = member.checkpoint
@@ -286,7 +286,7 @@ def describe(
                 "inputs": member.inputs,
             }
         if isinstance(run := source_of(member), Run):
-            about |= {"run": run.path.name, "config": run.hash}
+            about |= {"run": run.path.name, "config": run.about["hash"]}
     return {**about, "options": {**plain(values), **plain(options)}}
 
 

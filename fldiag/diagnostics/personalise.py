@@ -132,7 +132,7 @@ def personalise(
         plan = replace(plan, epochs=lengths)
         check_plan(setup)
         w, buffers = load_weights(run, setup)
-        states = run.states if plan.method and plan.method.client_init(w) else {}
+        states: Any = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)
         rows = measure(setup, plan, start, seed=seed, run=run.name)
         tables.append(check(table(rows, **run.common)))

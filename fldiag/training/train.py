@@ -227,12 +227,6 @@ def _open(path: Path, config: Config, federation: Federation, resume: bool) -> R
             f"the {different[0]} is not the one {path} was trained with so far",
             "restore it, or train again with another --out",
         )
-    if run.is_pruned:
-        raise FldiagError(
-            f"{path} no longer has the clients' states, from which more rounds would start",
-            "train again with another --out",
-            usage=True,
-        )
     run.resume()
     if run.about["config"] != stored:
         run.about |= {"config": stored, "hash": config.hash}
