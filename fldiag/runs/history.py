@@ -23,7 +23,7 @@ from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs.checkpoint import Checkpoint
-from fldiag.runs.open_problem import build_module, load_dataset, load_partition, load_parts, merges
+from fldiag.runs.open_problem import build_module, load_dataset, load_parts, merges
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate
 from fldiag.runs.run import Run
 
@@ -125,7 +125,7 @@ class History:
         dataset = None
         if data is not None or "name" in first.config["data"]:  # else only weights are known
             dataset = load_dataset(first, root, download, normalise)
-        module, parts = build_module(first, dataset), load_partition(first, dataset)
+        module, parts = build_module(first, dataset), load_parts(first, "partition.npz")
         if merges(module):
             raise FldiagError(
                 "eval() of the model rewrites its weights (adapters that merge), so that it is not what the stored weights say",

@@ -431,10 +431,11 @@ def folder_size(path: Path) -> int:
     return sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
 
 
-def same_model(a: Run | Checkpoint, b: Run | Checkpoint) -> bool:
+def same_model(*members: Run | Checkpoint) -> bool:
     """Whether the weights of two runs belong to one model: by names and shapes."""
-    first, second = ((m.checkpoint() if isinstance(m, Run) else m).state for m in (a, b))
-    return {n: t.shape for n, t in first.items()} == {n: t.shape for n, t in second.items()}
+    states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in members]
+    first, second = ({n: t.shape for n, t in state.items()} for state in states)
+    return first == second
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
