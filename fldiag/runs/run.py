@@ -11,8 +11,8 @@
     RUN/.lock                      locked by the process that writes the run
 
 run.json and every line hold a digest of themselves. A round counts from the moment its line is on the disk. A process that is
-killed before that leaves files that no line lists, and perhaps half a line; ``Run.resume`` removes both, and refuses, without
-deleting anything, where more is missing than one killed round can leave.
+killed before that leaves files that no line lists, which ``Run.resume`` removes, and perhaps half a line, which the next one is
+written over. Where more is missing than one killed round can leave, the run is refused, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -93,19 +93,16 @@ class Run:
         """
         path = Path(path)
         check_name(path)
-        path = path.parent if path.name == ABOUT else path
-        if not (path / ABOUT).is_file():
-            raise FldiagError(f"{path} is no run: there is no {ABOUT}", usage=True)
         # the folder first: of a run that is being trained the lines are then newer
         stored = {f"rounds/{file.name}" for file in _checkpoints(path)}
         try:
             texts = [(path / name).read_bytes() for name in (ABOUT, LINES)]
         except OSError as error:
-            raise FldiagError(f"{path} cannot be read: {error}", "restore it from a copy") from None
+            raise FldiagError(f"{path} is no run that can be read: {error}", usage=True) from None
         about = _content(texts[0], path / ABOUT)
-        if about.pop("format") != FORMAT:
+        if about["format"] != FORMAT:
             raise FldiagError(f"{path} is a run of another format", "train it again")
-        run = Run(path, {"format": FORMAT, **about})
+        run = Run(path, about)
         for number, line in enumerate(texts[1].split(b"\n")[:-1], 1):
             run._add(_content(line, f"line {number} of {path / LINES}", number))
             run._size += len(line) + 1
@@ -129,14 +126,18 @@ class Run:
         return run
 
     @property
+    def _last(self) -> dict[str, Any]:
+        return self.records[-1] if self.records else {"round": 0}
+
+    @property
     def done(self) -> int:
         """Rounds trained so far (and safely stored)."""
-        return int(self.records[-1]["round"]) if self.records else 0
+        return int(self._last["round"])
 
     @property
     def status(self) -> str:
         """finished, diverged, or unfinished (being trained, or stopped)."""
-        status = str(self.records[-1].get("status", "unfinished")) if self.records else "unfinished"
+        status = str(self._last.get("status", "unfinished"))
         is_extended = status == "finished" and self.done < self.about["config"].get("rounds", 0)
         return "unfinished" if is_extended else status
 
@@ -186,8 +187,8 @@ class Run:
     def common(self) -> dict[str, Any]:
         """What stands in every row of this run's tables."""
         config = self.about["config"]
-        method, seed = config["method"].get("name"), config.get("seed")
-        return {"run": self.name, "method": method, "seed": seed}
+        about = {"method": config["method"].get("name"), "seed": config.get("seed")}
+        return {"run": self.name, **about}
 
     def _rows(self) -> Iterator[Row]:
         """The metrics. What was measured at the end counts until the run gets more rounds."""
@@ -272,7 +273,7 @@ class Run:
         files.write_text(self.path / ABOUT, json.dumps(files.with_digest(self.about), indent=1))
 
     def resume(self) -> None:
-        """Remove what a killed process left: half a line, and files that no line lists.
+        """Remove the files that a killed process left and no line lists; half a line is written over.
 
         Raises:
             FldiagError: A file of the run is missing.
@@ -280,7 +281,6 @@ class Run:
         for name in self.files:
             if not (self.path / name).is_file():
                 raise FldiagError(f"{self.path / name} belongs to the run and is not there")
-        os.truncate(self.path / LINES, self._size)
         for file in (file for folder in FOLDERS for file in (self.path / folder).glob("*")):
             if OWN.fullmatch(file.name) and f"{file.parent.name}/{file.name}" not in self.files:
                 file.unlink()
