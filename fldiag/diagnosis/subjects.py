@@ -17,10 +17,10 @@ from fldiag.diagnosis.options import HistoryOptions, ProblemOptions, SubjectOpti
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
-from fldiag.runs.checkpoint import Checkpoint, is_pretrained, read_checkpoint, trust_files
+from fldiag.runs.checkpoint import Checkpoint, is_pretrained, trust_files
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
-from fldiag.runs.run import Run, select_rounds, verify
+from fldiag.runs.run import Run, open_checkpoint, select_rounds
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
@@ -63,8 +63,7 @@ def load(
         trust_files()
     if (os.path.isdir(path) and not is_pretrained(path)) or path.name == "run.json":
         return with_overrides(Run.open(path), model, data, key).allow(allow_code)
-    verify(path)
-    return replace(read_checkpoint(path, key), model=model, data=data).allow(allow_code)
+    return replace(open_checkpoint(path, key), model=model, data=data).allow(allow_code)
 
 
 def with_overrides(
@@ -80,7 +79,7 @@ def with_overrides(
         target.model, target.data = model, data
         return target
     if key is not None and key != target.key:
-        target = read_checkpoint(target.path, key)
+        target = open_checkpoint(target.path, key)
     return replace(target, model=model, data=data)
 
 
@@ -178,7 +177,7 @@ def open_subject(
         "data": target.data if options.data is None else options.data,
         "rounds": select_rounds(options.rounds, target.rounds),
     }
-    return History.of(target, dtype=DTYPES[options.precision], **values)
+    return History(target, dtype=DTYPES[options.precision], **values)
 
 
 def _refuse_options(options: SubjectOptions, subject: Problem | History) -> None:

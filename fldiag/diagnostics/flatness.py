@@ -84,7 +84,7 @@ def flatness_rows(
 
     The model is the aggregated one, or the client's own (moment trained)."""
     r, client, moment = item
-    stored = history.stored(r).finite()
+    stored = history.stored(r)
     weights = stored.aggregated, stored.buffers
     if client is not None and moment == "trained":
         weights = stored.client(stored.ids.index(client))
@@ -309,9 +309,9 @@ def flatness(
     rows: list[Row] = []
     for stored in history.each():
         r = stored.round
-        if not stored.complete or r not in rounds:
+        if r not in rounds:
             continue
-        trained = history.finite(stored).ids
+        trained = stored.ids
         for k in set(trained) - set(sizes):
             history.note(r, f"client {k} has no training examples: left out", k)
         items = [(r, None, "aggregated"), *((r, k, "aggregated") for k in sizes)]

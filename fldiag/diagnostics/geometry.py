@@ -142,7 +142,7 @@ def unit_gram(output: Tensor) -> Tensor:
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round; a text in place of a value says why there is
     none."""
-    stored, stretch = history.finite(stored), history.stretch(split)
+    stretch = history.stretch(split)
     whole: Row = {"scope": "global", "slice": split}
     trained: Row = {"moment": "trained", "scope": "client", "slice": split}
     last = stored.aggregated, stored.buffers

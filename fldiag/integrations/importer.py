@@ -13,8 +13,8 @@ from fldiag.errors import FldiagError
 from fldiag.integrations.recorder import Recorder, mean
 from fldiag.models import state_dict
 from fldiag.runs import given
-from fldiag.runs.checkpoint import State, read_checkpoint
-from fldiag.runs.run import Run, verify
+from fldiag.runs.checkpoint import State
+from fldiag.runs.run import Run, open_checkpoint
 
 #: What stands for what in a pattern. A number is taken whole.
 PLACES = {"{round}": r"(?P<round>\d++)", "{client}": r"(?P<client>\d++)"}
@@ -86,9 +86,8 @@ def convert(
     with FolderRecorder(out, model, data, clients, method=method, seed=seed) as recorder:
 
         def read(path: Path) -> State:
-            verify(path)
-            c = read_checkpoint(path, key)
-            return recorder.state(state_dict.fit(c.state, recorder.module)[0], str(path))
+            state = open_checkpoint(path, key).state
+            return recorder.state(state_dict.fit(state, recorder.module)[0], str(path))
 
         if not globals_:
             recorder.note("no global models are given: they are the means of the clients' weights")
