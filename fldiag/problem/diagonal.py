@@ -196,10 +196,10 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
     names = {n for layer in layers for n in problem.layout.layers[layer]}
     sums = {n: problem.weight_decay * torch.ones_like(problem.w[:1]).double() for n in names}
     step = max(1, PIECE // (4 * problem.bytes_of_example))
+    total = problem.criterion.total
     for x, y in problem.batches() if layers else ():
         for start in range(0, count(x), step):
             xs, ys = cut((x, y), slice(start, start + step))
-            total = problem.criterion.total
             parts = ggn_diagonal(problem, layers, xs, lambda z, ys=ys: total(z, ys))  # type: ignore[misc]
             for name, value in parts.items():
                 if name in names:
