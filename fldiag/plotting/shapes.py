@@ -45,15 +45,6 @@ def names(column: pd.Series) -> list[str]:
     return ["unnamed" if pd.isna(v) else str(v) for v in column]
 
 
-def percentiles(cells: pd.DataFrame) -> pd.DataFrame:
-    """Of a table with a row a client: 0, 10, ..., 100 % of the clients have at most so much, each column by itself.
-
-    >>> percentiles(pd.DataFrame({"a": range(101), "b": 3})).loc[[0, 70], ["a", "b"]].to_numpy().tolist()
-    [[0.0, 3.0], [70.0, 3.0]]
-    """
-    return cells.quantile(np.linspace(0, 1, 11)).set_axis(range(0, 101, 10), axis="index")
-
-
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """The value of every pair ``client``, ``client_b`` in both halves of a square table; nan for one with itself."""
     rows = rows.astype({"client": int, "client_b": int, "value": float})
