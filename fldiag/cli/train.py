@@ -79,9 +79,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Only show the config, the model's size and the disk space."
-        ),
+        typer.Option("--dry-run", help="Only show the config and the model's size."),
     ] = False,
     allow_code: AllowCode = None,
     json: Json = False,
@@ -197,20 +195,19 @@ def _row(run: Run) -> dict[str, Any]:
 def _show(console: Console, run: Run) -> None:
     """The last round; exit code 3 for a run that failed."""
     from fldiag.diagnostics.personalise import summary
-    from fldiag.training.train import failure
 
-    problem = failure(run)
-    console.table([_row(run) | ({"status": "diverged"} if problem else {})], COLUMNS)
+    has_diverged = run.status == "diverged"
+    console.table([_row(run)], COLUMNS)
     console.show(summary(run.metrics, {}))
-    if problem:
-        console.note(f"{problem}; a smaller train.lr usually helps")
+    if has_diverged:
+        console.note("the weights are no longer finite; a smaller train.lr usually helps")
     console.done(run.checkpoint(run.rounds[-1]).path if run.rounds else run.path)
-    if problem:
+    if has_diverged:
         sys.exit(DIVERGED)
 
 
 def _describe(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The config, the model's size and the disk that a training would take. Writes nothing, and imports no user code."""
+    """The config and the model's size. Writes nothing, and imports no user code."""
     from fldiag import user_code
 
     tree = config.model_dump(mode="json")
@@ -218,10 +215,9 @@ def _describe(console: Console, config: Config, path: Path, device: str, downloa
     console.say(dumps(tree, indent=1))
     if not user_code.names(tree):
         from fldiag.training.setup import Setup
-        from fldiag.training.train import disk_bytes
 
         setup = Setup(config, device=device, download=download)
-        parameters, size = setup.network.size, disk_bytes(setup)
+        parameters, size = setup.network.size, setup.model_bytes
         console.result |= {"parameters": parameters, "bytes": size}
-        console.say(f"{parameters:,} parameters, about {size / 1e6:,.0f} MB of disk")
+        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
     console.done(path)

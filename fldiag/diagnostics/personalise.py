@@ -22,7 +22,7 @@ from fldiag.runs.run import Run
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """One row for each run and number of epochs, none where the table holds no personal accuracy; and what voted."""
+    """One row for each run and number of epochs, none where the table holds no personal accuracy."""
     clients = only(frame, metric=PERSONAL, scope="client").dropna(subset=["value"])
     rows: list[Row] = []
     for (run, e), part in clients.groupby(["run", "index"], sort=False):
@@ -34,8 +34,6 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         "personal accuracy after epochs of fine-tuning: mean, deviation and range over clients"
     )
     yield Small(rows, {name: name for name in rows[0]} if rows else {})
-    for text in frame["voters"].dropna().unique() if "voters" in frame else ():
-        yield Say(f"voted: {text}")
 
 
 @compares_runs
@@ -121,7 +119,7 @@ def personalise(
     Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
     from fldiag.method import Personal
-    from fldiag.training.personalise import GlobalModel, check_plan, measure
+    from fldiag.training.personalise import GlobalModel, measure
     from fldiag.training.setup import load_weights, setup_of
 
     tables = []
@@ -130,10 +128,9 @@ def personalise(
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
         plan = replace(plan, epochs=lengths)
-        check_plan(setup)
         w, buffers = load_weights(run, setup)
         states = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)
-        rows = measure(setup, plan, start, seed=seed, run=run.name)
+        rows = measure(setup, plan, start, seed=seed)
         tables.append(check(table(rows, **run.common)))
     return pd.concat(tables, ignore_index=True)

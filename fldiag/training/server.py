@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -43,19 +42,16 @@ class Federation:
         """What they receive besides."""
         return {name: self.state[name] for name in self.setup.method.sent if name in self.state}
 
-    def cohorts(self, ids: list[int], record: bool = False) -> list[Cohort]:
-        """The local training of these clients from the current state. ``record``: their steps."""
-        states = {i: self._client_state(i) for i in ids} if self._initial_state else {}
-        cohorts = self.setup.cohorts(
-            self.t, ids, self.sent(), self.buffers, self._sent_state(), states
-        )
-        return [replace(cohort, record=record) for cohort in cohorts]
-
     def train(
         self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False
     ) -> CohortResult:
-        """Local training of these clients from the current state, which stays as it is."""
-        return merge(list(execute(self.cohorts(ids, record))), ids)
+        """Local training of these clients from the current state, which stays as it is. ``record``: their steps."""
+        sent, buffers = self._sent_state(), self.buffers
+        clients = Cohort(
+            t=self.t, ids=ids, w_g=self.sent(), buffers=buffers, sent=sent, record=record
+        )
+        states = {i: self._client_state(i) for i in ids} if self._initial_state else {}
+        return merge(list(execute(self.setup.cohorts(clients, states))), ids)
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, CohortResult]:
         """Train one round. Returns what the server saw and the merged clients' results."""
