@@ -91,13 +91,14 @@ def train(
     Example: fldiag train digits --set method.name=fedsol --set method.rho=2.0
     """
     from fldiag import config as configs
+    from fldiag.runs.run import Run
     from fldiag.training.train import run_path
 
     console = Console(json)
     overrides = dict(map(configs.parse_override, set_ or []))
     overrides |= {} if seed is None else {"seed": seed}
     if os.path.isdir(source):
-        config = configs.of_run(Path(source), overrides, allow_code or [])
+        config = configs.of_run(Run.open(source).allow(allow_code or []), overrides)
         console.say(f"data, model and partition of {source}; besides --set, defaults:")
         console.say(dumps(config.model_dump(mode="json"), indent=1))
     else:

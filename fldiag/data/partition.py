@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.random import Generator
 
-from fldiag.config_files import read_partition, split_indices
+from fldiag.config_files import read_partition
 from fldiag.errors import FldiagError, unknown
 from fldiag.seeding import numpy_rng
 
@@ -298,12 +298,12 @@ def from_file(path: str, clients: int, examples: int) -> Parts:
             f"number them 0, 1, 2, ..., and set clients.total (now {clients}) to how many there are",
             usage=True,
         )
-    parts = [index_of_client[str(k)] for k in range(clients)]
+    parts = [np.sort(index_of_client[str(k)]) for k in range(clients)]
     for k, index in enumerate(parts):
-        if not len(index) or index[-1] >= examples:
+        if not len(index) or index[0] < 0 or index[-1] >= examples:
             raise FldiagError(
-                f"partition {path}: client {k} has {len(index)} examples up to {index[-1:]}, and the data have {examples} "
-                "training examples",
+                f"partition {path}: client {k} has {len(index)} examples {index[:1]} to {index[-1:]}, and the data "
+                f"have {examples} training examples",
                 "give each client some examples, and the data that belong to the partition",
                 usage=True,
             )
@@ -318,13 +318,7 @@ def save(path: str | os.PathLike[str] | IO[bytes], parts: Sequence[np.ndarray]) 
 
 def load_parts(path: str | os.PathLike[str]) -> Parts:
     """The partition that ``save`` wrote. Raises FldiagError for a missing, damaged or foreign file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return split_indices(file["indices"], file["offsets"])
-    except Exception as error:  # a damaged archive can make the reader raise anything
-        raise FldiagError(
-            f"{path} is not a partition ({error})", "give the partition.npz of a run"
-        ) from None
+    return [*read_partition(path).values()]
 
 
 def sizes(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -31,7 +31,7 @@ TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 #: name -> what it is, its classes, and what its training texts may be called instead. Files: <name>_train.tsv and
 #: <name>_test.tsv under the data folder.
-SETS: dict[str, tuple[str, int, str]] = {
+SETS = {
     "sst2": ("SST-2 film reviews, 2 classes (Socher et al., EMNLP 2013).", 2, ""),
     "snli": ("SNLI pairs of sentences, 3 classes (Bowman et al., EMNLP 2015).", 3, "dev"),
     "agnews": ("AG News, 4 classes (Zhang et al., NIPS 2015).", 4, "train_sample_10k"),

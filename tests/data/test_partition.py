@@ -272,10 +272,10 @@ def test_every_form_of_a_file_is_the_same_partition(tmp_path):
     [
         ([*THREE, [7]], "has 4 clients, from 0 to 3"),
         ({"a": [1], "b": [2], "c": [3]}, "has 3 clients, from a to c"),
-        ([[3, 1], [4, 5, 10], [0]], r"client 1 has 3 examples up to \[10\]"),
+        ([[3, 1], [4, 5, 10], [0]], r"client 1 has 3 examples \[4\] to \[10\]"),
         ([[3, 1], [], [0]], "client 1 has 0 examples"),
-        ([[3, 1], [-1], [0]], "not indices of examples"),
-        ([[3, 1], [0.5], [0]], "not indices of examples"),
+        ([[3, 1], [-1], [0]], r"client 1 has 1 examples \[-1\]"),
+        ([[3, 1], [0.5], [0]], "is not a partition"),
         ({"0": 3}, "is not a partition"),
     ],
 )
