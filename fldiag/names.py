@@ -69,14 +69,15 @@ def preset_texts() -> dict[str, str]:
 
 def _registered(path: Path, registry: str) -> Iterator[tuple[str, Item]]:
     """Functions decorated with ``@REGISTRY("name", ...)``, and of data sets the tables SETS."""
+    node: Any
     for node in ast.parse(path.read_text("utf-8")).body:
         for call in getattr(node, "decorator_list", []):
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(registry):
                 on = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "on"]
                 summary = (ast.get_docstring(node) or "").split("\n")[0]
                 yield call.args[0].value, Item(summary, *on)
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SETS":
-            sets: Any = node.value
-            for key, value in zip(sets.keys, sets.values, strict=True):
+        targets = getattr(node, "targets", [])
+        if [getattr(target, "id", "") for target in targets] == ["SETS"]:
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
                 texts = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant)]
                 yield key.value, Item(str(texts[0]))

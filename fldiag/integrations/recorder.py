@@ -7,6 +7,7 @@ import copy
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +36,8 @@ from fldiag.training.evaluate import score_rows, scores_of
 #: Bytes of examples up to which a run keeps its own copy of them.
 KEPT = 256 * 2**20
 NOTHING = np.empty(0, dtype=np.int64)
+#: The recorders of this process by their folders: ``resume`` takes the place of one that an interrupted cell left.
+_OPEN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
 
 
 class Recorder:
@@ -139,6 +142,9 @@ class Recorder:
             module=f"{type(self.module).__module__}.{type(self.module).__qualname__}",
             **base.provenance(self.module),
         )
+        folder = os.path.realpath(out)
+        if resume and folder in _OPEN:
+            _OPEN[folder]._release()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(lock(path))
         try:
@@ -149,6 +155,7 @@ class Recorder:
         except BaseException:
             self._stack.close()
             raise
+        _OPEN[folder] = self
         self._last = self.state(self.run.checkpoint().state) if self.run.records else None
         for text in () if self.dataset is None else self.dataset.remarks:
             self.note(text)
