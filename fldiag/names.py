@@ -75,7 +75,7 @@ def _registered(path: Path, registry: str) -> Iterator[tuple[str, Item]]:
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(registry):
                 on = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "on"]
                 summary = (ast.get_docstring(node) or "").split("\n")[0]
-                yield call.args[0].value, Item(summary, *on)
+                yield ast.literal_eval(call.args[0]), Item(summary, *on)
         targets = getattr(node, "targets", [])
         if [getattr(target, "id", "") for target in targets] == ["SETS"]:
             for key, value in zip(node.value.keys, node.value.values, strict=True):
