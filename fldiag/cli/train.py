@@ -171,14 +171,8 @@ def _train(console: Console, config: Config, path: Path, **options: Any) -> Run:
     from fldiag.training import train as training
 
     with console.progress(config.method.name) as progress:
-        show = training.rounds_on_bar(progress)
-
-        def on_event(event: dict[str, Any]) -> None:
-            for text in event.get("notes", ()):
-                console.note(text)
-            show(event)
-
         try:
+            on_event = training.rounds_on_bar(progress)
             return training.train(config, out=path, on_event=on_event, **options)
         except KeyboardInterrupt:
             what = f"stopped; everything up to the last checkpoint is kept in {path}"

@@ -496,7 +496,7 @@ class History:
             raise FldiagError(UNDEALT, "give them when the run is made: clients=, --partition FILE")
         return Problem(
             self.network.module,
-            losses.criterion(self.dataset.regression, self.dataset.dense),
+            losses.criterion(self.dataset.regression),
             self.pool.take(where, name),
             *weights,
             name=self.name,

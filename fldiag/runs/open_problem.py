@@ -66,7 +66,7 @@ def open_problem(
         file = file_beside(checkpoint.path, "test_partition.npz")
         tests = None if file is None else partition.load_parts(file)
         examples = data.take(dataset, slice, parts, samples, tests)
-        usual = losses.criterion(dataset.regression, dataset.dense)
+        usual = losses.criterion(dataset.regression)
     elif (slice, samples, normalise) != ("train", None, None):
         raise FldiagError(
             "slice, samples and normalise are for a data set, and the examples themselves were given",

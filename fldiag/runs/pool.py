@@ -176,7 +176,7 @@ def evaluate(
                 with torch.no_grad():
                     outputs = model(x.expand(len(group), *x.shape))
                     labels = y.expand(len(group), *y.shape)
-                    values = losses.of_examples(losses.per_example(outputs, labels), labels, 2)
+                    values = losses.per_example(outputs, labels)
                     loss[group, batch] = values.double().cpu().numpy()
                     if right is not None:
                         right[group, batch] = (losses.predicted(outputs) == y).cpu().numpy()

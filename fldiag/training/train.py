@@ -96,7 +96,7 @@ def train(
         run = _open(path, setup, resume)
         federation.restore(run)
         about = {"rounds": config.rounds, "path": str(path)}
-        emit({"event": "start", "round": run.done, **about, "notes": setup.remarks})
+        emit({"event": "start", "round": run.done, **about})
         _loop(config, run, federation, pool, emit)
         if run.status == "unfinished":
             pool.close()
