@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -80,9 +79,14 @@ def train(
     ('finished', 1)
     """
     path = Path(out) if out is not None else run_path(config)
-    if os.path.exists(path / ABOUT):
-        run = _stored(path, config, resume)
-        if run.status != "unfinished" and run.config.rounds == config.rounds:
+    if resume and os.path.exists(path / ABOUT):
+        run, now = Run.open(path), config.model_dump(mode="json")
+        version = run.about["provenance"].get("method_version", 1)
+        if (
+            run.status != "unfinished"
+            and run.about["config"] == now
+            and version == config.method_version
+        ):
             return run
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
@@ -134,39 +138,9 @@ def run_path(config: Config) -> Path:
 # A run that goes on
 
 
-def _stored(path: Path, config: Config, resume: bool) -> Run:
-    """The run in a folder. Raises FldiagError unless it is to go on and was begun with this config, for no more rounds. What
-    the checkpoints are to hold may differ."""
-    if not resume:
-        raise FldiagError(
-            f"{path} already holds a run",
-            "continue it with --resume, or choose another folder with --out",
-            usage=True,
-        )
-    run = Run.open(path)
-    before, now = (
-        pd.json_normalize(c.model_dump(mode="json", exclude={"checkpoint"}), max_level=1)
-        .iloc[0]
-        .to_dict()
-        for c in (run.config, config)
-    )
-    before["rounds"] = max(before["rounds"], config.rounds)
-    _check_same(path, before, now)
-    return run
-
-
-def _check_same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises FldiagError for a run that was begun with something else."""
-    if different := [key for key in {**before, **now} if before.get(key) != now.get(key)]:
-        raise FldiagError(
-            f"{path} was trained with another config or other data ({', '.join(different)})",
-            "give it the same, or choose another folder with --out",
-            usage=True,
-        )
-
-
 def _open(path: Path, setup: Setup, resume: bool) -> Run:
-    """The run in a folder that this process owns: new, or as far as it got."""
+    """The run in a folder that this process owns: new, or as far as it got. Raises FldiagError for one that was begun with
+    something else (what the checkpoints are to hold may differ), or for more rounds."""
     config, about = setup.config, provenance(setup)
     stored = config.model_dump(mode="json")
     if not os.path.exists(path / ABOUT):
@@ -180,12 +154,24 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
         base.keep(run, setup.module)
         run.begin()
         return run
-    run = _stored(path, config, resume)  # again: somebody may have trained it meanwhile
-    parts = partition.load_parts(run.verified("partition.npz"))
-    names = ("data", "initial", "base", "method_version")
-    before, now = ({name: p.get(name) for name in names} for p in (run.about["provenance"], about))
-    is_same = partition.same(parts, setup.parts)
-    _check_same(path, {**before, "partition": is_same}, {**now, "partition": True})
+    if not resume:
+        raise FldiagError(
+            f"{path} already holds a run",
+            "continue it with --resume, or choose another folder with --out",
+            usage=True,
+        )
+    run = Run.open(path)
+    before, now = _facts(run.about["config"], run.about["provenance"]), _facts(stored, about)
+    before["rounds"] = max(before.get("rounds", 0), config.rounds)
+    different = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if not partition.same(partition.load_parts(run.verified("partition.npz")), setup.parts):
+        different.append("partition")
+    if different:
+        raise FldiagError(
+            f"{path} was trained with another config or other data ({', '.join(different[:5])})",
+            "give it the same, or choose another folder with --out",
+            usage=True,
+        )
     if run.is_pruned:
         raise FldiagError(
             f"{path} no longer has the clients' states, from which more rounds would start",
@@ -197,6 +183,19 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
         run.about |= {"config": stored, "hash": config.hash}
         run.begin()
     return run
+
+
+def _facts(config: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
+    """What two starts of a run have in common: keys of the config and facts of the data."""
+    facts = {name: about.get(name) for name in ("data", "initial", "base", "method_version")}
+    for section, value in config.items():
+        if section != "checkpoint":
+            facts |= (
+                {f"{section}.{k}": v for k, v in value.items()}
+                if isinstance(value, dict)
+                else {section: value}
+            )
+    return facts
 
 
 # Rounds
@@ -270,10 +269,9 @@ def round_rows(
     t: int, scores: dict[str, float], round: Round, result: CohortResult, *, isolated: bool
 ) -> list[Row]:
     """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives (none when isolated)."""
-    size = round.w_g.numel() * round.w_g.element_size()
-    size += sum(b[0].numel() * b.element_size() for b in result.buffers.values())
-    up = size + sum(u[0].numel() * u.element_size() for u in round.uploads.values())
-    down = size + sum(s.numel() * s.element_size() for s in round.sent.values())
+    size = round.w_g.nbytes + sum(rows[0].nbytes for rows in result.buffers.values())
+    up = size + sum(rows[0].nbytes for rows in round.uploads.values())
+    down = size + sum(value.nbytes for value in round.sent.values())
     loss = {
         "scope": "global",
         "slice": "train",
