@@ -116,21 +116,18 @@ def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
     position = {i: j for j, i in enumerate(i for result in results for i in result.ids)}
     order = [position[i] for i in ids]
 
-    def join(tensors: list[Tensor]) -> Tensor:
-        rows = [row for tensor in tensors for row in tensor.split(1)]
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: join([table[key] for table in values]) for key in values[0]}
+        rows = [row for tensor in values for row in tensor.split(1)]
         return torch.cat([rows[j] for j in order])  # put in order before the copy, not after it
 
-    values: dict[str, Any] = {"ids": ids}
-    for name in ("rows", "n", "steps", "effective", "loss"):
-        values[name] = join([getattr(result, name) for result in results])
-    for name in ("buffers", "state", "uploads"):
-        tables = [getattr(result, name) for result in results]
-        values[name] = {key: join([table[key] for table in tables]) for key in tables[0]}
+    names = ("rows", "n", "steps", "effective", "loss", "buffers", "state", "uploads")
+    merged = {name: join([getattr(result, name) for result in results]) for name in names}
     notes = [result.notes for result in results if result.notes is not None]
     if notes:
-        table = pd.concat(notes)
-        values["notes"] = table.sort_values("client", kind="stable", ignore_index=True)
-    return CohortResult(**values)
+        merged["notes"] = pd.concat(notes).sort_values("client", kind="stable", ignore_index=True)
+    return CohortResult(ids=ids, **merged)
 
 
 def aggregate(round: Round, method: Method, train: TrainSection) -> Tensor:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from fldiag import data
 from fldiag.config import Config
 from fldiag.execution import open_pool, shard_of
 from fldiag.runs.run import Run
 from fldiag.training import train
+from fldiag.training.setup import Setup
 from fldiag.training.train import Listener
 
 #: The numbers of a sweep's table, as far as its runs have them.
@@ -39,12 +39,11 @@ def sweep(
         config: a config, or a preset's name or TOML file, whose settings for single methods apply to the runs of these methods.
         over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
         out: folder of the runs; by default ``checkpoints``.
-        executor: where the runs are trained (of a single one the clients of a round), see ``train``. A run that is trained
-            elsewhere than in this process tells its end only.
+        executor: where the runs are trained, see ``train``.
         shard: train and return only a part of the runs, ``"I/N"``; a call without it returns all.
         device: see ``train``.
         download: fetch a missing public data set.
-        on_event: gets the events of every run, see ``train``.
+        on_event: gets a dict at the end of every run.
 
     Returns:
         The runs in the order of the combinations, the last key changing fastest. One that diverged is among them.
@@ -59,25 +58,11 @@ def sweep(
     """
     plan = shard_of([_config(config, keys) for keys in combinations(over)], shard)
     paths = [Path(out or train.RUNS).absolute() / train.run_path(c).name for c in plan]
-    units = list(zip(plan, paths, strict=True))
-    if executor == "serial" or len(plan) == 1:  # of one run the clients
-        return [
-            train.train(
-                unit,
-                out=path,
-                resume=True,
-                executor=executor,
-                device=device,
-                download=download,
-                on_event=on_event,
-            )
-            for unit, path in units
-        ]
     if download:  # once, rather than by every worker
         for c in {c.data: c for c in plan}.values():
-            data.load(c.data, download=True, allow_code=c.allowed_code)
+            Setup(c, download=True)
     with open_pool(executor, _train_one, device, name=lambda unit: unit[1].name) as pool:
-        for i, status in pool.completed(units):
+        for i, status in pool.completed(list(zip(plan, paths, strict=True))):
             if on_event is not None:
                 on_event({"event": "end", "status": status, "path": str(paths[i])})
     return [Run.open(path) for path in paths]

@@ -64,6 +64,4 @@ def test_shards_are_all_runs_once_and_a_call_without_one_collects(tmp_path):
         len(p) for p in parts
     ] == [2, 1, 1]
     events = []
-    assert (
-        len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == 4 and events == []
-    )
+    assert len(fldiag.sweep(start, over, out=tmp_path, on_event=events.append)) == len(events) == 4
