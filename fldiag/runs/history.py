@@ -325,7 +325,7 @@ class History:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
         return Problem(
             self.network.module,
-            losses.criterion(self.dataset.regression, self.dataset.dense),
+            losses.criterion(self.dataset.regression),
             self.pool.take(where, name),
             *weights,
             name=self.name,

@@ -69,7 +69,7 @@ def open_problem(
         parts = load_partition(checkpoint, content) if slice.startswith("client") else None
         tests = load_parts(checkpoint, "test_partition.npz")
         examples: Any = data.take(content, slice, parts, samples, tests)
-        usual = losses.criterion(content.regression, content.dense)
+        usual = losses.criterion(content.regression)
         remarks = data.remarks(content)
     elif (slice, samples) != ("train", None):
         raise FldiagError(
