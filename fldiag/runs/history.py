@@ -28,10 +28,10 @@ from fldiag.runs.given import UNTESTED
 from fldiag.runs.open_problem import (
     build_module,
     check_code,
+    check_merging,
     load_dataset,
     load_examples,
     load_partition,
-    merges,
 )
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate, stacked
 from fldiag.runs.run import Run
@@ -217,11 +217,7 @@ class History:
         is_bare = bool(run.origin) and source is None and "name" not in first.config["data"]
         dataset = None if is_bare else load_dataset(first, root, download, normalise)
         module = build_module(first, dataset)
-        if merges(module):
-            raise FldiagError(
-                "eval() of the model rewrites its weights (adapters that merge), so that it is not what the stored weights say",
-                "give the model with adapters that do not merge",
-            )
+        check_merging(module)
         parts, notes = load_partition(first, dataset), list(run.origin.get("notes", []))
         if parts is None:
             parts = [np.empty(0, dtype=np.int64)] * int(run.about["config"]["clients"]["total"])
