@@ -63,12 +63,14 @@ def check(
 
     Example: fldiag check RUN MAIN --fail-if 'accuracy < baseline - 1pt'
     """
-    from fldiag import api
+    from fldiag.compare import check as checks
+    from fldiag.compare.reading import Reader
+    from fldiag.compare.sides import sides
 
     console = Console(json)
-    with console.progress("check") as progress:
-        options |= {"fail_if": fail_if or (), "level": level}
-        outcome = api.check(a, b, cache=True, progress=progress, **options)
+    both = sides(a, b, allow_code=options.pop("allow_code"))
+    reader = Reader(options, cache=True, bar=console.progress)
+    outcome = checks.check(both, fail_if or (), reader, level)
     about: dict[str, Any] = {"question": outcome.question, "notes": outcome.notes}
     about |= {"verdict": outcome.verdict, "labels": outcome.labels, "a": a, "b": b}
     paths = show_rows(console, outcome.table, out, about)
@@ -104,14 +106,16 @@ def diff(
 
     Example: fldiag diff checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
-    from fldiag import api
+    from fldiag.compare import check as checks
     from fldiag.compare import picture
+    from fldiag.compare.reading import Reader
+    from fldiag.compare.sides import sides
     from fldiag.plotting import style
 
     console = Console(json)
-    with console.progress("diff") as progress:
-        options |= {"numbers": number or None, "level": level}
-        table = api.diff(a, b, cache=True, progress=progress, **options)
+    both = sides(a, b, allow_code=options.pop("allow_code"))
+    reader = Reader(options, cache=True, bar=console.progress)
+    table = checks.diff(both, number or None, reader, level)
     about = {key: table.attrs[key] for key in ("question", "notes", "labels")}
     paths = show_rows(console, table, out, {**about, "a": a, "b": b})
     console.done(*paths, *style.save(picture.draw(table), paths[0].with_suffix("")))

@@ -13,7 +13,6 @@ Then ``fldiag forgetting runs/flower`` and every other verb. Works with the stra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,64 +56,48 @@ def record(
         FldiagError: The folder is taken, or what is given does not fit together; in training, weights that do not fit the
             model, and replies that do not say whose they are.
     """
-    names = ("configure_train", "aggregate_train", "start")
-    inner = {name: getattr(strategy, name) for name in names}
-    method = type(strategy).__name__.lower()
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    start_training, method = strategy.start, type(strategy).__name__.lower()
     recorder = Recorder(out, model, data, clients, method=method, seed=seed)
-    rounds = _Rounds(strategy, inner, recorder, client)
-    for name in names:
-        setattr(strategy, name, getattr(rounds, name))
-    return strategy
 
-
-class _Rounds:
-    """The methods of a strategy that are watched, and what is known of the round that is under way."""
-
-    def __init__(self, strategy: Any, inner: dict[str, Any], recorder: Recorder, key: str):
-        self.strategy, self.inner, self.recorder, self.key = strategy, inner, recorder, key
-        self.received: State = {}
-
-    def start(self, *args: Any, **options: Any) -> Any:
-        with self.recorder:
-            return self.inner["start"](*args, **options)
-
-    def configure_train(
-        self, server_round: int, arrays: Any, *args: Any, **options: Any
-    ) -> list[Any]:
-        sent = list(self.inner["configure_train"](server_round, arrays, *args, **options) or [])
-        self.received = self._state(self._arrays(sent[0].content) if sent else arrays)
-        return sent
-
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        replies = list(replies)
-        arrays, metrics = self.inner["aggregate_train"](server_round, replies)
-        for reply in (reply for reply in replies if not reply.has_error()):
-            numbers = _numbers(*reply.content.metric_records.values())
-            state = self._state(self._arrays(reply.content))
-            self.recorder.client(self._client(reply, numbers), state, metrics=numbers)
-        # a strategy that makes no new model keeps the old one
-        state = self.received if arrays is None else self._state(arrays)
-        self.recorder.round(aggregated=state, received=self.received, metrics=_numbers(metrics))
-        return arrays, metrics
-
-    def _client(self, reply: Any, numbers: Mapping[str, Any]) -> int:
-        if self.key not in numbers:
-            raise FldiagError(
-                f"the reply of node {reply.metadata.src_node_id} does not say which client it is of",
-                f'put it into the reply\'s metrics: metrics[{self.key!r}] = context.node_config["partition-id"]',
-            )
-        return int(numbers[self.key])
-
-    def _arrays(self, content: Any) -> Any:
-        """The model among the arrays of a message."""
-        records = content.array_records
-        name = getattr(self.strategy, "arrayrecord_key", "arrays")
-        return records[name] if name in records else next(iter(records.values()))
-
-    def _state(self, arrays: Any) -> State:
+    def state(arrays: Any) -> State:
         named = {str(name): np.array(array.numpy()) for name, array in arrays.items()}
         is_list = all(name.isdigit() for name in named)
-        return self.recorder.state([*named.values()] if is_list else named, "the message's model")
+        return recorder.state([*named.values()] if is_list else named, "the message's model")
+
+    def model_in(content: Any) -> State:
+        records = content.array_records
+        name = getattr(strategy, "arrayrecord_key", "arrays")
+        return state(records.get(name, next(iter(records.values()))))
+
+    def start(*args: Any, **options: Any) -> Any:
+        with recorder:
+            return start_training(*args, **options)
+
+    def configure_train(server_round: int, arrays: Any, *args: Any, **options: Any) -> list[Any]:
+        sent = list(configure(server_round, arrays, *args, **options) or [])
+        recorder.received = model_in(sent[0].content) if sent else state(arrays)
+        return sent
+
+    def aggregate_train(server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        arrays, metrics = aggregate(server_round, replies)
+        for reply in (reply for reply in replies if not reply.has_error()):
+            numbers = _numbers(*reply.content.metric_records.values())
+            if client not in numbers:
+                raise FldiagError(
+                    f"the reply of node {reply.metadata.src_node_id} does not say which client it is of",
+                    f'put it into the reply\'s metrics: metrics[{client!r}] = context.node_config["partition-id"]',
+                )
+            recorder.client(int(numbers[client]), model_in(reply.content), metrics=numbers)
+        # a strategy that makes no new model keeps the old one
+        aggregated = recorder.received if arrays is None else state(arrays)
+        recorder.round(aggregated=aggregated, metrics=_numbers(metrics))
+        return arrays, metrics
+
+    strategy.start, strategy.configure_train = start, configure_train
+    strategy.aggregate_train = aggregate_train
+    return strategy
 
 
 def _numbers(*records: Any) -> dict[str, float]:

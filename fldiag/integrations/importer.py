@@ -120,13 +120,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
     >>> compiled("*_{client}.pt").fullmatch("a_b_7.pt")["client"]
     '7'
     """
-    first, *others = (
+    pieces = [
         "".join(PLACES.get(part, re.escape(part)) for part in re.split(r"(\{\w+\})", piece))
         for piece in pattern.split("*")
-    )
-    middle = "".join(f"(?>[^/]*?{piece})" for piece in others[:-1])
-    last = f"(?>[^/]*?{others[-1]}$)" if others else ""
+    ]
+    pieces[-1] += "$"
     try:
-        return re.compile(first + middle + last)
+        return re.compile(pieces[0] + "".join(f"(?>[^/]*?{piece})" for piece in pieces[1:]))
     except re.error:
         raise FldiagError(f"{pattern!r} names {{round}} or {{client}} twice", usage=True) from None

@@ -7,6 +7,7 @@ import copy
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from fldiag.runs.checkpoint import State
 from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
 from fldiag.training.evaluate import score_rows, scores_of
+
+#: The recorders of this process by their folders: ``resume`` takes the place of one that an interrupted cell left.
+OPEN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
 
 
 class Recorder:
@@ -87,13 +91,12 @@ class Recorder:
         self.parts: given.Parts | None = None
         if data is None and given.are_examples(clients):
             data, self.parts = given.examples_of(clients)
+        dataset: Dataset | None = None
         if isinstance(data, str):
-            self.dataset: Dataset | None = datasets.load(data, allow_code={data})
-        elif data is None or isinstance(data, Dataset):
-            self.dataset = data
-        else:
-            self.dataset = given.dataset_of(data, test)
-        dataset = self.dataset
+            dataset = datasets.load(data, allow_code={data})
+        elif data is not None:
+            dataset = given.dataset_of(data, test)
+        self.dataset = dataset
         shape, classes = (dataset.shape, dataset.classes) if dataset else ((), 0)
         if clients is not None and self.parts is None:
             n = len(dataset.train_y) if dataset else None
@@ -147,8 +150,11 @@ class Recorder:
                 "method": {"name": method},
                 **{k: {"name": v} if isinstance(v, str) else {} for k, v in names.items()},
             },
-            "origin": {"recipe": recipe, "notes": list(dataset.remarks if dataset else ())},
+            "origin": {"notes": list(dataset.remarks if dataset else ())},
         }
+        folder = os.path.realpath(path)
+        if resume and folder in OPEN:
+            OPEN[folder]._release()
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock(path))
             if not (path / ABOUT).is_file():
@@ -161,7 +167,8 @@ class Recorder:
                 )
             else:
                 self.run = Run.open(path)
-                if self.run.origin.get("recipe") != recipe:
+                before = self.run.about["provenance"]
+                if before | recipe != before:
                     raise FldiagError(
                         f"{path} was recorded with another model, data, partition, method or seed",
                         usage=True,
@@ -171,21 +178,22 @@ class Recorder:
             self.received = self.state(self.run.checkpoint().state) if self.run.records else None
             self._stack = stack.pop_all()
         self._owner: tuple[int, int] | None = (os.getpid(), threading.get_ident())
+        OPEN[folder] = self
 
     def _new(self, path: Path, lists: Mapping[str, Sequence[Any]]) -> Run:
         if any(entry.name != LOCK for entry in path.iterdir()):
             raise FldiagError(f"{path} holds other files", "choose an empty folder", usage=True)
-        dataset, config = self.dataset, self._about["config"]
-        is_kept = dataset is not None and not config["data"]
-        if is_kept:
+        config = self._about["config"]
+        kept = None if config["data"] else self.dataset
+        if kept:
             config["data"] = {"name": "npz:data.npz"}
         about = {"provenance": self._manifest["provenance"], **self._about}
         run = Run.create(path, hash=digest(about)[:16], **about)
         try:
             for name, parts in lists.items():
                 run.put(name, lambda f, parts=parts: partition.save(f, parts))  # type: ignore[misc]
-            if dataset and is_kept:
-                run.put("data.npz", lambda f: packed.save(f, dataset))
+            if kept:
+                run.put("data.npz", lambda f: packed.save(f, kept))
             base.keep(run, self.module)
             run.begin()
         except BaseException:  # of a full disk nothing stays that would be in the way later
@@ -329,7 +337,6 @@ class Recorder:
             raise FldiagError(
                 f"{label} is not {self.layout.size:,} parameters in {len(own)} tensors: {first_line(error)}",
                 "give a module, a state_dict, a vector of the parameters, or a list of arrays",
-                usage=True,
             ) from None
         tensors, _ = state_dict.without_prefix(tensors, self.module)
         for name, frozen in lora.frozen_weights(self.module).items():
@@ -337,7 +344,6 @@ class Recorder:
                 raise FldiagError(
                     f"the frozen weights {name} of {label} differ from those of the recorder's model",
                     "leave them as they are in training; or store all weights: trainable=False",
-                    usage=True,
                 )
         state, _ = state_dict.fit(tensors, self.module)
         # loops make float64 of float32; a counter of batches may lack
@@ -404,8 +410,7 @@ class Recorder:
     def _confirm_owner(self) -> None:
         if self._owner != (os.getpid(), threading.get_ident()):
             raise FldiagError(
-                "the recorder is closed, or used by another thread or process than the one that made it",
-                usage=True,
+                "the recorder is closed, or used by another thread or process than the one that made it"
             )
 
     def _release(self) -> None:
@@ -428,7 +433,7 @@ def _rows(metrics: Mapping[str, float] | None, **about: Any) -> list[Row]:
     try:
         return [{**about, "metric": n, "value": float(v)} for n, v in (metrics or {}).items()]
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise FldiagError(f"the metrics {metrics}: {first_line(error)}", usage=True) from None
+        raise FldiagError(f"the metrics {metrics}: {first_line(error)}") from None
 
 
 def mean(states: Sequence[State], shares: Sequence[float]) -> State:

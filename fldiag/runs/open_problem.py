@@ -241,10 +241,8 @@ def _built(c: Checkpoint, dataset: Dataset | None) -> nn.Module:
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))
     if "name" not in spec:
-        kind = c.manifest.get("provenance", {}).get("module")  # a word for people, never imported
         raise FldiagError(
-            f"{c.path} holds weights but does not say which model they belong to"
-            + (f" (it was recorded as a {kind})" if kind else ""),
+            f"{c.path} holds weights but does not say which model they belong to",
             "give it: --model NAME (fldiag list models) or --model pkg.mod:factory, such as --model own_loop:net for a function "
             "net() in own_loop.py; in Python: fldiag.load(PATH, model=net)",
             usage=True,

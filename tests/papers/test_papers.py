@@ -159,7 +159,8 @@ def test_statements_name_studies():
 
 def test_figures_refuses_what_is_not_there():
     for words in (["fedsol/fig99"], ["fedsol/fig2", "--scale", "tiny"]):
-        assert CliRunner().invoke(figures, words).exit_code == 2
+        error = CliRunner().invoke(figures, words).exception
+        assert isinstance(error, fldiag.FldiagError) and error.usage
 
 
 @pytest.mark.slow

@@ -105,11 +105,17 @@ def start(tmp_path, strategy, rounds=2, *, broken=(), names=True, model=None):
     data, parts, net = world()
     grid = InProcess(app(data, parts, net, names, broken))
     initial = ArrayRecord(OrderedDict((k, v.clone()) for k, v in net.state_dict().items()))
-    recorded = flower.record(strategy, tmp_path / "run", model or net, data=data, clients=parts)
+    recorded = flower.record(
+        strategy, tmp_path / "run", model or net, data=four(data), clients=parts
+    )
     assert recorded is strategy
     strategy.fraction_evaluate = 0.0
     result = recorded.start(grid=grid, initial_arrays=initial, num_rounds=rounds)
     return Run.open(tmp_path / "run"), grid, result, (data, parts, net)
+
+
+def four(data):
+    return data.train_x, data.train_y, data.test_x, data.test_y
 
 
 def vector(net, arrays):
