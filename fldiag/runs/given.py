@@ -56,7 +56,7 @@ def dataset_of(examples: Any, test: Any = None) -> Dataset:
     if not isinstance(x, Tensor) or x.dtype not in kinds.get(x.ndim, ()):
         packed = Packed.of(x)
         x, test_x = packed.rows(x), packed.rows(test_x)
-    classes, remarks = count_classes(NAME, y, test_y), (ONE_HOT,) if is_one_hot else ()
+    classes, remarks = count_classes(y, test_y), (ONE_HOT,) if is_one_hot else ()
     return Dataset(NAME, x, y, test_x, test_y, classes, packed=packed, remarks=remarks)
 
 

@@ -23,7 +23,7 @@ from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs.checkpoint import Checkpoint
-from fldiag.runs.open_problem import build_module, load_dataset, load_parts, merges
+from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate
 from fldiag.runs.run import Run
 
@@ -126,11 +126,7 @@ class History:
         if data is not None or "name" in first.config["data"]:  # else only weights are known
             dataset = load_dataset(first, root, download, normalise)
         module, parts = build_module(first, dataset), load_parts(first, "partition.npz")
-        if merges(module):
-            raise FldiagError(
-                "eval() of the model rewrites its weights (adapters that merge), so that it is not what the stored weights say",
-                "give the model with adapters that do not merge",
-            )
+        check_merging(module)
         self.remarks = list(run.origin.get("notes", []))
         if parts is None:
             parts = [np.empty(0, dtype=np.int64)] * int(run.about["config"]["clients"]["total"])
@@ -320,7 +316,7 @@ class History:
         """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
         return Problem(
             self.network.module,
-            losses.criterion(self.dataset.regression, self.dataset.dense),
+            losses.criterion(self.dataset.regression),
             self.pool.take(where, name),
             *weights,
             name=self.name,

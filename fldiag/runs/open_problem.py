@@ -67,7 +67,7 @@ def open_problem(
     if isinstance(content, Dataset):
         parts, tests = (load_parts(checkpoint, f"{n}.npz") for n in ("partition", "test_partition"))
         examples: Any = data.take(content, slice, parts, samples, tests)
-        usual = losses.criterion(content.regression, content.dense)
+        usual = losses.criterion(content.regression)
         remarks = data.remarks(content)
     elif (slice, samples) != ("train", None):
         raise FldiagError(
@@ -238,12 +238,16 @@ def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
 
 
-def merges(module: nn.Module) -> bool:
-    """Whether the module's eval() rewrites its weights, as adapters do that merge into the weights beneath them."""
+def check_merging(module: nn.Module) -> None:
+    """Raises FldiagError for a module whose eval() rewrites its weights."""
     probe = copy_module(module).train()
     before = {n: t.clone() for n, t in probe.state_dict().items()}
     after = probe.eval().state_dict()
-    return not same({n: after.get(n, t) for n, t in before.items()}, before)
+    if not same({n: after.get(n, t) for n, t in before.items()}, before):
+        raise FldiagError(
+            "eval() of the model rewrites its weights (adapters that merge), so that it is not what the stored weights say",
+            "give the model with adapters that do not merge",
+        )
 
 
 def with_packed_inputs(module: nn.Module, content: Any) -> nn.Module:

@@ -142,7 +142,7 @@ def evaluate(
             with torch.no_grad():
                 outputs = bound(x.expand(len(group), *x.shape))
                 labels = y.expand(len(group), *y.shape)
-                values = losses.of_examples(losses.per_example(outputs, labels), labels, 2)
+                values = losses.per_example(outputs, labels)
                 loss[at] = values.double().cpu().numpy()
                 if right is not None:
                     right[at] = (losses.predicted(outputs) == y).cpu().numpy()
