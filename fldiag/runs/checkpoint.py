@@ -205,7 +205,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
         FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
     """
     if not path.is_file():
-        raise FldiagError(f"{path} is no file", "give a .pt or .safetensors file", usage=True)
+        problem = "no file" if path.exists() else "not there"
+        raise FldiagError(f"{path} is {problem}", "give a .pt or .safetensors file", usage=True)
     try:
         content = READERS.get(path.suffix, _pt)(path)
         tensors = [t for t in tree_leaves(content) if isinstance(t, Tensor)]

@@ -344,16 +344,16 @@ class Run:
         self.records.append(record)
         self.files |= record["files"]
         self.about = {**self.about, **record.get("about", {})}
-        gone = set(record.get("removed", []))
+        removed = set(record.get("removed", []))
         if "state" in record:
             ids, name = record["clients"], record["state"]
-            gone |= {self._state, *(self.state_of[i][0] for i in ids if i in self.state_of)}
+            removed |= {self._state, *(self.state_of[i][0] for i in ids if i in self.state_of)}
             self._state = name
             self.state_of |= {i: (name, j) for j, i in enumerate(ids)}
-            gone -= {None, name, *(file for file, _ in self.state_of.values())}
-        for name in gone:
+            removed -= {None, name, *(file for file, _ in self.state_of.values())}
+        for name in removed:
             self.files.pop(name, None)
-        return sorted(gone)
+        return sorted(removed)
 
     # Removing
 
