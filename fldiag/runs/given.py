@@ -26,7 +26,6 @@ Parts = dict[int, np.ndarray]
 NAME = "given"
 #: The highest number of a client.
 MOST = 10**6
-UNTESTED = "no test examples were given: accuracy and loss of the global model are those of the training examples"
 ONE_HOT = "the targets are taken as classes, each example's that of its largest"
 
 

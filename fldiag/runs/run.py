@@ -155,8 +155,7 @@ class Run:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Of rounds that another program trained: ``recipe`` (whence they are) and ``notes`` (what was missing); empty for runs
-        of fldiag."""
+        """Of rounds that another program trained: ``notes``, on what was missing; empty for runs of fldiag."""
         return dict(self.about.get("origin", {}))
 
     @property
