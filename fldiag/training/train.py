@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +23,7 @@ from fldiag.execution import Pool, Workspace, open_pool
 from fldiag.method import Round
 from fldiag.registry import Progress
 from fldiag.results.machine import capability, commit, machine
-from fldiag.results.progress import progress_bar, shell
+from fldiag.results.progress import notebook_bar
 from fldiag.results.table import Row
 from fldiag.runs import base
 from fldiag.runs.run import ABOUT, Run, lock
@@ -95,8 +94,9 @@ def train(
     with (
         lock(path),
         open_pool(executor, work, shared) as pool,
-        _listener(on_event, config.method.name) as emit,
+        notebook_bar(config.method.name, on_event and (lambda *_: None)) as progress,
     ):
+        emit = on_event or rounds_on_bar(progress)
         run = _open(path, setup, resume)
         federation.restore(run)
         about = {"rounds": config.rounds, "path": str(path)}
@@ -107,16 +107,6 @@ def train(
             run.append(run.done, _personalise(federation, executor), status="finished")
     emit({"event": "end", "round": run.done, **about, "status": run.status})
     return run
-
-
-@contextlib.contextmanager
-def _listener(on_event: Listener | None, title: str) -> Iterator[Listener]:
-    """``on_event``; without one a bar in a notebook, and nothing elsewhere."""
-    if on_event is None and shell() is not None:
-        with progress_bar(title) as progress:
-            yield rounds_on_bar(progress)
-    else:
-        yield on_event or (lambda event: None)
 
 
 def rounds_on_bar(progress: Progress) -> Listener:
