@@ -77,6 +77,9 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
+    if not isinstance(config, Config):
+        what = f"config is a {type(config).__name__}"
+        raise FldiagError(what, "give a Config, such as Config.load('digits')", usage=True)
     path = Path(out) if out is not None else run_path(config)
     if resume and os.path.exists(path / ABOUT):
         run, now = Run.open(path), config.model_dump(mode="json")
