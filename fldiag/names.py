@@ -15,8 +15,6 @@ from fldiag.registry import entry_points, load_entry_point, package
 
 #: What is registered, as ``fldiag list`` and ``fldiag.catalogue`` name it. The name without s is the registry's.
 KINDS = ("methods", "models", "datasets", "diagnostics")
-#: Diagnostics without a verb of their own: flags of ``spectrum`` ask for them.
-FLAGS = ("trace", "diagonal", "density")
 
 
 @dataclass(frozen=True)

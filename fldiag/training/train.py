@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fldiag.config import Config
-from fldiag.config_files import kept_initial
 from fldiag.data import partition
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError
@@ -32,7 +31,7 @@ from fldiag.training.evaluate import evaluate, score_rows
 from fldiag.training.personalise import GlobalModel, measure
 from fldiag.training.record import step_rows
 from fldiag.training.server import Federation, merge
-from fldiag.training.setup import Cohort, Setup, provenance
+from fldiag.training.setup import Cohort, Setup, kept_initial, provenance
 
 RUNS = Path("checkpoints")
 #: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
