@@ -181,9 +181,6 @@ class Config(ConfigSection):
         name = self.method.name
         return 1 if ":" in name else int(registry.method.get(name).meta["version"])
 
-    def __repr__(self) -> str:
-        return f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.rounds} rounds, seed {self.seed})"
-
 
 def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in section.items() if key != "name"}
