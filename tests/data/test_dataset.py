@@ -135,7 +135,6 @@ def test_a_personal_test_has_the_clients_own_mixture():
         ("client:0", {}, "needs a partition .* has 0 clients"),
         ("client:3", {"partition": PARTS}, "has 3 clients"),
         ("client:2", {"partition": PARTS}, "is empty"),
-        ("client:0", {"partition": [np.array([12])]}, "refers to example 12"),
     ],
 )
 def test_slices_that_do_not_exist(spec, options, words):
