@@ -186,5 +186,5 @@ def _register(name: str, summary: str) -> None:
 
 for _name, _spec in named.SETS.items():
     _register(_name, f"{_spec.summary}\n\nVariants: {', '.join(_spec.variants)}.")
-for _name, (_summary, *_) in text.SETS.items():
+for _name, (_summary, _) in text.SETS.items():
     _register(_name, _summary)
