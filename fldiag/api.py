@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress
-from fldiag.results.progress import progress_bar, shell
+from fldiag.results.progress import notebook_bar
 from fldiag.results.standing import standing
 from fldiag.results.summary import Note
 from fldiag.runs.checkpoint import trust_files
@@ -85,7 +84,7 @@ def diagnose(
         write=False,
         cache=None if cache is None else Path(cache),
         allow_code=allow_code,
-        bar=lambda title: _bar(progress, title),
+        bar=lambda title: notebook_bar(title, progress),
         tell=tell or (lambda text: None),
     )
     for text in (item.text for item in standing(answer.table) if isinstance(item, Note)):
@@ -94,15 +93,6 @@ def diagnose(
         else:
             warnings.warn(text, stacklevel=2)
     return answer.table
-
-
-@contextlib.contextmanager
-def _bar(progress: Progress | None, title: str) -> Iterator[Progress]:
-    if progress is None and shell() is not None:
-        with progress_bar(title) as bar:
-            yield bar
-    else:
-        yield progress or (lambda done, total, text: None)
 
 
 def check(

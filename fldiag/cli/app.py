@@ -34,7 +34,7 @@ class Verbs(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         others = {*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")}
-        verbs = {*self.commands, *names.built_in("diagnostics"), *others} - {*names.FLAGS}
+        verbs = {*self.commands, *names.built_in("diagnostics"), *others}
         return sorted(verbs, key=lambda name: (name not in ORDER, [*ORDER, name].index(name), name))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

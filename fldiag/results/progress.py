@@ -51,3 +51,15 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
                 bar.advance(task, 0)
 
         yield show
+
+
+@contextlib.contextmanager
+def notebook_bar(
+    title: str, progress: Callable[[int, int, str], None] | None = None
+) -> Iterator[Callable[[int, int, str], None]]:
+    """``progress``; without one a bar in a notebook, and nothing elsewhere."""
+    if progress is None and shell() is not None:
+        with progress_bar(title) as bar:
+            yield bar
+    else:
+        yield progress or (lambda done, total, text: None)
