@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
@@ -27,6 +26,7 @@ from concurrent.futures import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
@@ -134,13 +134,14 @@ def _perform(key: str, unit: Any, work: Work | None = None) -> Any:
 
 def _end_with_parent() -> None:
     """A worker whose main process was killed would wait for units for ever."""
+    parent = multiprocessing.parent_process()
 
-    def watch(parent: int) -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
 
-    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _versions() -> tuple[str, str]:
@@ -169,28 +170,28 @@ class Pool(contextlib.ExitStack):
             yield from ((number, self.work.perform(unit)) for number, unit in waiting)
             return
         busy: dict[Future[Any], tuple[Executor, int, Any]] = {}
+
+        def submit(slot: Executor, number: int, unit: Any, *work: Work) -> None:
+            with self._doing(unit), _safe_start():
+                busy[slot.submit(_perform, self.key, unit, *work)] = slot, number, unit
+
         try:
-            while True:
-                while self.slots and (following := next(waiting, None)):
-                    slot, unit = self.slots.pop(), following[1]
-                    with self._doing(unit), _safe_start():
-                        busy[slot.submit(_perform, self.key, unit)] = slot, *following
-                if not busy:
-                    return
+            for slot, item in zip(self.slots, waiting, strict=False):
+                submit(slot, *item)
+            while busy:
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
                     slot, number, unit = busy.pop(future)
                     with self._doing(unit):
                         result = future.result()
                     if result is Missing:
-                        again = slot.submit(_perform, self.key, unit, self.work)
-                        busy[again] = slot, number, unit
-                    else:
-                        self.slots.append(slot)
-                        yield number, result
+                        submit(slot, number, unit, self.work)
+                        continue
+                    for item in islice(waiting, 1):
+                        submit(slot, *item)
+                    yield number, result
         finally:
-            for future, (slot, *_) in busy.items():
+            for future in busy:
                 future.cancel()
-                self.slots.append(slot)
 
     def map(self, units: Iterable[Any]) -> Iterator[Any]:
         """Results in the order of the units, each as early as that allows."""
@@ -309,7 +310,7 @@ def _safe_start() -> Iterator[None]:
 
 
 class Workspace:
-    """A context in which ``workspace().map`` runs on an executor and shows progress; leaving it ends the workers.
+    """A context in which ``workspace().map`` runs on an executor and shows progress.
 
     Args:
         executor: see ``check_executor``.
@@ -318,7 +319,6 @@ class Workspace:
 
     def __init__(self, executor: str | Executor = "serial", progress: Progress | None = None):
         self.executor, self.progress = executor, progress
-        self._pool: Pool | None = None
 
     def map(
         self,
@@ -343,35 +343,16 @@ class Workspace:
         [(3, 1), (2, 1)]
         """
         units = [(function, item, options, name(item)) for item in items]
-        results = self._pool_of(shared).map(units)
-        for done, unit in enumerate(units):
-            self.show(done, len(units), unit[3])
-            progress, self.progress = self.progress, None  # an item's own is not shown
-            try:
-                value = next(results)
-            finally:
-                self.progress = progress
-            yield value
+        with open_pool(self.executor, _perform_item, shared, name=lambda unit: unit[3]) as pool:
+            results = pool.map(units)
+            for done, unit in enumerate(units):
+                self.show(done, len(units), unit[3])
+                yield next(results)
 
     def show(self, done: int, total: int, text: str) -> None:
         """Show progress."""
         if self.progress is not None:
             self.progress(min(done, total), max(total, 1), text)
-
-    def _pool_of(self, shared: Any) -> Pool:
-        """The workers of earlier items where these share the same."""
-        if self._pool is not None and self._pool.work.shared is shared:
-            return self._pool
-        pool = open_pool(self.executor, _perform_item, shared, name=lambda unit: unit[3])
-        if pool.slots:  # that of this process would keep alive what the items share
-            self._close()
-            self._pool = pool
-        return pool
-
-    def _close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
 
     def __enter__(self) -> Workspace:
         self._token = _current.set(self)
@@ -379,7 +360,6 @@ class Workspace:
 
     def __exit__(self, *error: object) -> None:
         _current.reset(self._token)
-        self._close()
 
 
 def _perform_item(shared: Any, unit: tuple[Callable[..., Any], Any, dict[str, Any], str]) -> Any:

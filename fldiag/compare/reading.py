@@ -72,7 +72,7 @@ class Reader:
             return None
         others = (*map(self.subject_options.get, ("model", "data")), member.model, member.data)
         is_own = all(value is None for value in others) and not over
-        if is_own and isinstance(member, Run) and member.has_metrics:
+        if is_own and isinstance(member, Run):
             rows = only(member.metrics, **number.row, round=member.done)
             if len(rows):
                 return rows["value"].astype(float)

@@ -178,7 +178,7 @@ def identity(subject: Subject) -> list[Any]:
         else:
             paths = {name: member.path / name for name in member.files}
             contents = {name: sha256(path) for name, path in paths.items() if path.is_file()}
-            parts += [member.name, member.about, member.metrics_digest, contents]
+            parts += [member.name, member.about, member.records, contents]
             for thing in (member.model, member.data):  # somebody's objects are not read again
                 is_name = isinstance(thing, (str, type(None)))
                 parts.append(thing if is_name else uuid.uuid4().hex)
@@ -238,11 +238,11 @@ def describe(
     for member in (m for subject in subjects for m in members(subject)):
         source = source_of(member)
         if isinstance(source, Run):
-            about |= {"run": source.path.name, "config": source.hash}
+            about |= {"run": source.path.name, "config": source.about["hash"]}
         if isinstance(member, History):
             checkpoints |= member.files
         elif isinstance(member, Run):
-            file = member.round_file(member.some_rounds()[-1])
+            file = member.round_file(member.rounds[-1])
             checkpoints[member.name] = {"file": file, "sha256": member.files[file]}
         else:
             stored = member.checkpoint

@@ -65,7 +65,8 @@ def load(
     path = Path(path)
     if trust_file:
         trust_files()
-    if (os.path.isdir(path) and not is_pretrained(path)) or path.name == "run.json":
+    path = path.parent if path.name == "run.json" else path
+    if os.path.isdir(path) and not is_pretrained(path):
         return with_overrides(Run.open(path), model, data, key).allow(allow_code)
     return replace(open_checkpoint(path, key), model=model, data=data).allow(allow_code)
 

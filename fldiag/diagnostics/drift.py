@@ -270,7 +270,7 @@ def recorded_rows(history: History) -> list[Row]:
     keys = ["metric", "layer", "proximal", "client"]
     rows: list[Row] = []
     for r in history.rounds:
-        steps = history.steps(r)
+        steps = history.run.steps(r)
         if steps is None:
             continue
         steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])

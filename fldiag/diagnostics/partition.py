@@ -30,7 +30,7 @@ from fldiag.results.means import gini, sample_mean
 from fldiag.results.select import number, only, spread
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
-from fldiag.runs.open_problem import load_dataset, load_partition
+from fldiag.runs.open_problem import load_dataset, load_parts
 from fldiag.runs.run import Run
 
 #: Of more clients than these, so many evenly spread ones are compared in pairs, and drawn.
@@ -109,7 +109,7 @@ def partition(
     for run in runs:
         checkpoint = run.checkpoint()
         dataset = load_dataset(checkpoint, root, download)
-        parts = load_partition(checkpoint, dataset)
+        parts = load_parts(checkpoint, "partition.npz")
         if parts is None:
             what = f"{run.path} does not say which examples belong to which client"
             raise FldiagError(what, "record it with clients=, or convert it with --partition")

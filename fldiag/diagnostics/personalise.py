@@ -126,7 +126,7 @@ def personalise(
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
         plan = replace(plan, epochs=lengths)
         w, buffers = load_weights(run, setup)
-        states = run.states if plan.method and plan.method.client_init(w) else {}
+        states: Any = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)
         rows = measure(setup, plan, start, seed=seed)
         tables.append(check(table(rows, **run.common)))

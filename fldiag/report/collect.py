@@ -114,7 +114,7 @@ def collect(paths: Sequence[str | Path]) -> list[RunTables]:
 
 def read_metrics(run: RunTables) -> None:
     """Fill in what training wrote."""
-    if not run.run.has_metrics:
+    if run.run.metrics.empty:
         return
     try:
         metrics = pd.DataFrame(check(run.run.metrics))

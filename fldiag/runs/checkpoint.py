@@ -102,8 +102,7 @@ class Checkpoint:
         Raises:
             FldiagError: It has another form.
         """
-        allowed = self.allow_code | consent(code)
-        return self if allowed == self.allow_code else replace(self, allow_code=allowed)
+        return replace(self, allow_code=self.allow_code | consent(code))
 
     @property
     def round(self) -> int | None:
@@ -125,7 +124,7 @@ class Checkpoint:
         """Short name for tables and captions."""
         if self.manifest:
             return f"{self.config['method']['name']} round {self.round}"
-        is_folder = (self.path.parent / "config.json").is_file()
+        is_folder = self.path.name in PRETRAINED
         name = self.path.absolute().parent.name if is_folder else self.path.stem
         return f"{name} {self.key}".strip()
 
@@ -136,9 +135,8 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file, in hexadecimal digits; of an index, of the files that it names."""
-        digests = [files.sha256(path) for path in _parts(self.path)]
-        return digests[0] if len(digests) == 1 else files.sha256_of("".join(digests).encode())
+        """Of the file, in hexadecimal digits."""
+        return files.sha256(self.path)
 
 
 # Writing
@@ -152,14 +150,11 @@ def pack(about: Mapping[str, Any], **tensors: Any) -> bytes:
         tensors: Tensors, or dicts of tensors by name; None is left out.
     """
     flat: State = {}
-    for name, value in tensors.items():
-        entries = (
-            {f"{name}/{k}": v for k, v in value.items()}
-            if isinstance(value, Mapping)
-            else {name: value}
-        )
+    for group, value in tensors.items():
+        is_dict = isinstance(value, Mapping)
+        entries = {f"{group}/{n}": t for n, t in value.items()} if is_dict else {group: value}
         flat |= {
-            k: v.detach().cpu().clone().contiguous() for k, v in entries.items() if v is not None
+            n: t.detach().cpu().clone().contiguous() for n, t in entries.items() if t is not None
         }
     # safetensors sorts the names, and a state_dict has an order
     text = json.dumps({**about, "names": list(flat)}, sort_keys=True)
@@ -185,8 +180,7 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
         FldiagError: It cannot be read, holds objects, no weights, or several sets of weights.
     """
     path = Path(path)
-    if path.is_dir():
-        path = next((path / name for name in PRETRAINED if (path / name).is_file()), path)
+    path = next((path / name for name in PRETRAINED if (path / name).is_file()), path)
     content = read_tensors(path)
     if key is not None or "manifest" not in content:
         return Checkpoint(path, _weights(path, content, key), key=key or "")
@@ -201,9 +195,7 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
 
 def is_pretrained(path: Path) -> bool:
     """Whether a folder is one that ``save_pretrained`` of transformers wrote."""
-    return not (path / "run.json").is_file() and any(
-        (path / name).is_file() for name in ("config.json", *PRETRAINED)
-    )
+    return any((path / name).is_file() for name in PRETRAINED)
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
@@ -213,19 +205,13 @@ def read_tensors(path: Path) -> dict[str, Any]:
         FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
     """
     if not path.is_file():
-        raise FldiagError(
-            f"{path} is {'not a file' if path.exists() else 'not there'}",
-            "give the path of a .pt or .safetensors file",
-            usage=True,
-        )
+        problem = "no file" if path.exists() else "not there"
+        raise FldiagError(f"{path} is {problem}", "give a .pt or .safetensors file", usage=True)
     try:
-        if (parts := _parts(path)) != [path]:
-            return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
-        read = {".safetensors": _safetensors, ".npz": _arrays, ".npy": _arrays}
-        content = read.get(path.suffix, _pt)(path)
+        content = READERS.get(path.suffix, _pt)(path)
         tensors = [t for t in tree_leaves(content) if isinstance(t, Tensor)]
         claimed = sum(t.numel() * t.element_size() for t in tensors)
-        if claimed > TIMES * path.stat().st_size + MORE:
+        if path.suffix != ".json" and claimed > TIMES * path.stat().st_size + MORE:
             raise ValueError(f"it claims to hold {claimed / 1e6:,.0f} MB")
         for t in tensors:
             if t.is_meta or t.is_complex() or t.layout != torch.strided:
@@ -240,12 +226,11 @@ def read_tensors(path: Path) -> dict[str, Any]:
     return dict(content) if isinstance(content, Mapping) else {"arr_0": content}
 
 
-def _parts(path: Path) -> list[Path]:
-    """The file itself; of an index (``model.safetensors.index.json``) the files beside it that it names."""
-    if not path.name.endswith(".safetensors.index.json"):
-        return [path]
+def _index(path: Path) -> State:
+    """The files beside an index (``model.safetensors.index.json``) that it names."""
     names = set(json.loads(path.read_text("utf-8"))["weight_map"].values())
-    return [path.parent / Path(name).name for name in sorted(names)]
+    parts = [read_tensors(path.parent / Path(name).name) for name in sorted(names)]
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
@@ -265,6 +250,9 @@ def _arrays(path: Path) -> State:
     content = np.load(path, allow_pickle=False)
     arrays = {"arr_0": content} if isinstance(content, np.ndarray) else content
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+READERS = {".safetensors": _safetensors, ".npz": _arrays, ".npy": _arrays, ".json": _index}
 
 
 class PlainObject:

@@ -16,7 +16,7 @@ from fldiag.data import Dataset
 from fldiag.data.arrays import count_classes, targets
 from fldiag.data.packed import Packed
 from fldiag.data.partition import read_partition
-from fldiag.errors import FldiagError, first_line
+from fldiag.errors import FldiagError
 from fldiag.problem.data import IndexedSlice, as_slice, cut, is_split, join
 from fldiag.problem.loss import is_probabilities
 
@@ -24,11 +24,8 @@ from fldiag.problem.loss import is_probabilities
 Parts = dict[int, np.ndarray]
 #: What tables call such data.
 NAME = "given"
-#: Entries of a dict that hold the labels.
-LABELS = ("labels", "label")
 #: The highest number of a client.
 MOST = 10**6
-UNTESTED = "no test examples were given: accuracy and loss of the global model are those of the training examples"
 ONE_HOT = "the targets are taken as classes, each example's that of its largest"
 
 
@@ -49,77 +46,50 @@ def dataset_of(examples: Any, test: Any = None) -> Dataset:
     """
     if is_split(examples):
         examples, test = tuple(examples[:2]), tuple(examples[2:])
-    x, y, remarks = _pair(examples, "data")
-    test_x, test_y = (cut(x, slice(0)), y[:0]) if test is None else _pair(test, "test")[:2]
+    x, y, is_one_hot = _pair(examples)
+    test_x, test_y = (cut(x, slice(0)), y[:0]) if test is None else _pair(test)[:2]
     if (y.dtype, y.shape[1:]) != (test_y.dtype, test_y.shape[1:]):
         raise FldiagError("the targets of data and test have different forms", usage=True)
-    packed = None if _is_plain(x) else Packed.of(x)
-    if packed is not None:
+    kinds = {2: (torch.float32, torch.int64), 4: (torch.float32, torch.uint8)}
+    packed = None
+    if not isinstance(x, Tensor) or x.dtype not in kinds.get(x.ndim, ()):
+        packed = Packed.of(x)
         x, test_x = packed.rows(x), packed.rows(test_x)
-    classes = count_classes(y, test_y)
+    classes, remarks = count_classes(y, test_y), (ONE_HOT,) if is_one_hot else ()
     return Dataset(NAME, x, y, test_x, test_y, classes, packed=packed, remarks=remarks)
 
 
-def _pair(examples: Any, name: str) -> tuple[Any, Tensor, tuple[str, ...]]:
-    """Inputs, targets and remarks; tensors on the CPU, floats in single precision."""
-    try:
-        data = as_slice(examples)
-        x, y = data.batch(0, data.n)
-        if isinstance(x, Mapping) and isinstance(y, Mapping):
-            label = next((key for key in LABELS if key in x), None)
-            if label is None:
-                raise FldiagError(f"a dict without {LABELS[0]}", "give (inputs, labels)")
-            x, y = {key: part for key, part in x.items() if key != label}, x[label]
-        classes = _classes_of(y)
-        y = targets(y if classes is None else classes, "the targets")
-    except FldiagError as error:
-        raise FldiagError(f"{name}: {error.what}", error.remedy, usage=True) from None
+def _pair(examples: Any) -> tuple[Any, Tensor, bool]:
+    """Inputs and targets, and whether these were one-hot; tensors on the CPU, floats in single precision."""
+    data = as_slice(examples)
+    x, y = data.batch(0, data.n)
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        if "labels" not in x:
+            raise FldiagError("a dict without labels", "give (inputs, labels)", usage=True)
+        x, y = {key: part for key, part in x.items() if key != "labels"}, x["labels"]
+    is_one_hot = isinstance(y, Tensor) and y.ndim == 2 and is_probabilities(y.float())
+    y = targets(y.float().argmax(1) if is_one_hot else y, "the targets")
     if isinstance(x, Tensor):
         x = x.detach().cpu()
         x = x.float() if x.is_floating_point() else x if x.dtype == torch.uint8 else x.long()
-    return x, y, () if classes is None else (ONE_HOT,)
-
-
-def _classes_of(y: Any) -> Tensor | None:
-    """Labels [n] of one-hot rows, of probabilities of classes, and of the zeros and ones that a binary cross entropy takes."""
-    if not isinstance(y, Tensor) or y.is_complex():
-        return None
-    if y.is_floating_point() and y.ndim == 1 + (y.shape[1:] == (1,)):
-        is_bit = bool(((y == 0) | (y == 1)).all())
-        return y.reshape(-1).long() if is_bit else None
-    return y.float().argmax(1) if y.ndim == 2 and is_probabilities(y.float()) else None
-
-
-def _is_plain(x: Any) -> bool:
-    """Whether a data set holds such inputs as they are."""
-    kinds = {2: (torch.float32, torch.int64), 4: (torch.float32, torch.uint8)}
-    return isinstance(x, Tensor) and x.dtype in kinds.get(x.ndim, ())
+    return x, y, is_one_hot
 
 
 def are_examples(clients: Any) -> bool:
     """Whether clients come with their examples, not with indices."""
     if clients is None or isinstance(clients, (str, Path)):
         return False
-    return all(_is_examples(part) for part in _items(clients).values())
-
-
-def _is_examples(part: Any) -> bool:
-    if isinstance(part, (TorchDataset, DataLoader, Mapping)):
-        return True
-    is_pair = isinstance(part, (tuple, list)) and len(part) == 2
-    return is_pair and isinstance(part[1], (Tensor, np.ndarray)) and np.ndim(part[1]) > 0
+    part = next(iter(_items(clients).values()))
+    if isinstance(part, (tuple, list)):
+        return len(part) == 2 and isinstance(part[1], (Tensor, np.ndarray))
+    return isinstance(part, (TorchDataset, DataLoader, Mapping))
 
 
 def examples_of(clients: Any) -> tuple[tuple[Any, Tensor], Parts]:
     """Examples of each client (dict or list) -> those of all, and whose is which."""
-    pairs = {k: _pair(part, f"client {k}")[:2] for k, part in _items(clients).items()}
+    pairs = {k: _pair(part)[:2] for k, part in _items(clients).items()}
     ends = np.cumsum([len(y) for _, y in pairs.values()])
-    try:
-        x, y = (join(side) for side in zip(*pairs.values(), strict=True))
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise FldiagError(
-            f"the clients' examples differ in form: {first_line(error)}", usage=True
-        ) from None
+    x, y = (join(side) for side in zip(*pairs.values(), strict=True))
     return (x, y), dict(zip(pairs, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
 
@@ -138,21 +108,18 @@ def partition_of(clients: Any, data: Any, total: int | None) -> Parts:
     Raises:
         FldiagError: An example that the data do not have, or data in no fixed order, of which indices say nothing.
     """
-    if isinstance(data, DataLoader) and not isinstance(as_slice(data), IndexedSlice):
-        raise FldiagError(
-            "data is a DataLoader with an order of its own, so that indices say nothing of its examples",
-            "give its data set",
-            usage=True,
-        )
-    data = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(data, DataLoader):
+        if not isinstance(as_slice(data), IndexedSlice):
+            raise FldiagError(
+                "data is a DataLoader with an order of its own", "give its data set", usage=True
+            )
+        data = data.dataset
     if isinstance(clients, (str, Path)):
         clients = read_partition(clients)
     parts = {k: np.sort(_indices(part, k, data, total)) for k, part in _items(clients).items()}
     for k, index in parts.items():
-        if len(index) and not 0 <= index[0] <= index[-1] < (2**62 if total is None else total):
-            raise FldiagError(
-                f"client {k} has example {index[-1]}, and there are {total}", usage=True
-            )
+        if len(index) and not 0 <= index[0] <= index[-1] < (total or MOST**2):
+            raise FldiagError(f"client {k} has example {index[-1]} of {total}", usage=True)
     return parts
 
 
@@ -160,13 +127,10 @@ def _indices(part: Any, client: int, data: Any, total: int | None) -> np.ndarray
     part = part.dataset if isinstance(part, DataLoader) else part
     index: Any = None
     while isinstance(part, Subset) and part is not data:
-        index = np.asarray(part.indices) if index is None else np.asarray(part.indices)[index]
-        part = part.dataset
+        own = np.asarray(part.indices)
+        index, part = own if index is None else own[index], part.dataset
     is_other = index is not None and total is not None and len(part) != total
-    try:
-        array = np.asarray(part if index is None else index)
-    except (ValueError, TypeError, RuntimeError):
-        array = np.empty(0, dtype=object)
+    array = np.asarray(part if index is None else index)
     if is_other or array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise FldiagError(
             f"client {client} has a {type(part).__name__} that does not say which of the examples it has",
@@ -186,14 +150,6 @@ def _items(clients: Any) -> dict[int, Any]:
 
 def number_of(client: Any) -> int:
     """A client's number. Raises FldiagError for anything else."""
-    try:
-        number = int(str(client))
-    except ValueError:
-        number = -1
-    if not 0 <= number < MOST:
-        raise FldiagError(
-            f"client {client!r} is not a number from 0",
-            "number the clients 0, 1, 2, ...",
-            usage=True,
-        )
-    return number
+    if not str(client).isdecimal() or int(client) >= MOST:
+        raise FldiagError(f"client {client!r} is not a number from 0", usage=True)
+    return int(client)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -24,13 +23,7 @@ from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.runs.checkpoint import Checkpoint
-from fldiag.runs.open_problem import (
-    build_module,
-    check_merging,
-    load_dataset,
-    load_partition,
-    load_parts,
-)
+from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate
 from fldiag.runs.run import Run
 
@@ -123,16 +116,16 @@ class History:
         dtype: torch.dtype = torch.float32,
         memory: int = 2 * 2**30,
     ):
-        stored = run.some_rounds()
+        stored = run.rounds
         self.rounds = [r for r in stored if r] or stored if rounds is None else sorted(set(rounds))
         # a round that was never stored is refused here
-        first = run.checkpoint(next((r for r in self.rounds if r not in stored), self.rounds[0]))
+        first = run.checkpoint(next((r for r in self.rounds if r not in stored), None))
         model, data = first.model if model is None else model, first.data if data is None else data
         first = replace(first, model=model, data=data)
         dataset = None
         if data is not None or "name" in first.config["data"]:  # else only weights are known
             dataset = load_dataset(first, root, download, normalise)
-        module, parts = build_module(first, dataset), load_partition(first, dataset)
+        module, parts = build_module(first, dataset), load_parts(first, "partition.npz")
         check_merging(module)
         self.remarks = list(run.origin.get("notes", []))
         if parts is None:
@@ -276,10 +269,6 @@ class History:
         """Remember that something is missing."""
         row = {"metric": "missing", "round": round, "client": client, "note": text, "masked": True}
         self.notes += [] if row in self.notes else [row]
-
-    def steps(self, round: int) -> pd.DataFrame | None:
-        """What training recorded of the local steps of a round (see ``Run.steps``); None when it recorded nothing."""
-        return self.run.steps(round) if round in self.run.recorded else None
 
     # The examples
 

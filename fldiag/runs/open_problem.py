@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
 from fldiag.data.packed import Packed
-from fldiag.data.public import deal
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
@@ -26,7 +25,7 @@ from fldiag.runs import base
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.given import dataset_of
 from fldiag.runs.run import Run
-from fldiag.sections import DataSection, PartitionSection
+from fldiag.sections import DataSection
 
 
 def open_problem(
@@ -66,8 +65,7 @@ def open_problem(
     checkpoint = target.checkpoint() if isinstance(target, Run) else target
     content = load_data(checkpoint, root, download, normalise)
     if isinstance(content, Dataset):
-        parts = load_partition(checkpoint, content) if slice.startswith("client") else None
-        tests = load_parts(checkpoint, "test_partition.npz")
+        parts, tests = (load_parts(checkpoint, f"{n}.npz") for n in ("partition", "test_partition"))
         examples: Any = data.take(content, slice, parts, samples, tests)
         usual = losses.criterion(content.regression)
         remarks = data.remarks(content)
@@ -181,17 +179,6 @@ def load_parts(c: Checkpoint, name: str) -> Sequence[Any] | None:
     return None if file is None else partition.load_parts(file)
 
 
-def load_partition(c: Checkpoint, dataset: Dataset | None) -> Sequence[Any] | None:
-    """The run's own partition file if the checkpoint lies in its run, else dealt again from the config."""
-    if (parts := load_parts(c, "partition.npz")) is not None:
-        return parts
-    # how another program dealt its data cannot be told from here
-    if not c.manifest or "origin" in c.manifest or dataset is None:
-        return None
-    spec = PartitionSection.model_validate(c.config["partition"])
-    return deal(dataset, spec, c.config["clients"]["total"], c.config.get("data", {}).get("public"))
-
-
 # Model and weights
 
 
@@ -209,10 +196,8 @@ def _built(c: Checkpoint, content: Any) -> nn.Module:
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))
     if "name" not in spec:
-        kind = c.manifest.get("provenance", {}).get("module")  # a word for people, never imported
         raise FldiagError(
-            f"{c.path} does not say which model its weights belong to"
-            + (f" (it was recorded as a {kind})" if kind else ""),
+            f"{c.path} does not say which model its weights belong to",
             "give it: --model NAME (fldiag list models) or --model pkg.mod:factory, such as --model own_loop:net for a function "
             "net() in own_loop.py; in Python: fldiag.load(PATH, model=net)",
             usage=True,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fldiag import losses
 from fldiag.choices import Proximal
-from fldiag.errors import FldiagError
 from fldiag.models.network import Network
 from fldiag.params import Layout, norm
 from fldiag.runs.pool import ExamplePool, Weights
@@ -41,14 +41,6 @@ class Losses:
     kind: Proximal = "kl"
     tau: float = 3.0
 
-    def __post_init__(self) -> None:
-        if self.kind == "kl" and self.pool.dataset.regression:
-            raise FldiagError(
-                "the KL proximal loss needs class outputs, and the data are regression",
-                "use proximal = 'l2'",
-                usage=True,
-            )
-
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         """[b, out]; with gradients to the weights."""
         w, buffers = weights
@@ -57,32 +49,28 @@ class Losses:
 
     def local(self) -> Terms:
         """The local loss."""
-        for x, y, share in self._pieces():
-
-            def term(w: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
-                return losses.per_example(self.outputs((w, self.buffers), x), y).mean()
-
-            yield term, share
+        return self._terms(self._local)
 
     def proximal(self) -> Terms:
         """The proximal loss."""
-        if self.kind == "l2":
-            yield (lambda w: losses.l2(w - self.start[0])), 1.0
-            return
-        for x, _, share in self._pieces():
-            with torch.no_grad():
-                teacher = self.outputs(self.start, x)
+        if self.kind == "kl":
+            return self._terms(self._divergence)
+        return iter([(lambda w: losses.l2(w - self.start[0]), 1.0)])
 
-            def term(w: Tensor, x: Tensor = x, teacher: Tensor = teacher) -> Tensor:
-                return losses.kl(teacher, self.outputs((w, self.buffers), x), self.tau).mean()
+    def _local(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return losses.per_example(self.outputs((w, self.buffers), x), y).mean()
 
-            yield term, share
+    def _divergence(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher = self.outputs(self.start, x)
+        return losses.kl(teacher, self.outputs((w, self.buffers), x), self.tau).mean()
 
-    def _pieces(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+    def _terms(self, mean: Callable[..., Tensor]) -> Terms:
+        """Pieces of the examples."""
         n = self.examples.stop - self.examples.start
         for piece in self.pool.batches(self.examples, CHUNK):
             x, y = self.pool.read(piece.start, piece.stop)
-            yield x, y, len(x) / n
+            yield partial(mean, x, y), len(x) / n
 
 
 def gradient(terms: Terms, w: Tensor) -> tuple[float, Tensor]:

@@ -11,8 +11,8 @@
     RUN/.lock                      locked by the process that writes the run
 
 run.json and every line hold a digest of themselves. A round counts from the moment its line is on the disk. A process that is
-killed before that leaves files that no line lists, and perhaps half a line; ``Run.resume`` removes both, and refuses, without
-deleting anything, where more is missing than one killed round can leave.
+killed before that leaves files that no line lists, which ``Run.resume`` removes, and perhaps half a line, which the next one is
+written over. Where more is missing than one killed round can leave, the run is refused, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -33,16 +33,10 @@ from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch import stack
 
-from fldiag.errors import FldiagError, check_name, counted, first_line
+from fldiag.errors import FldiagError, check_name, counted
 from fldiag.results import files
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import (
-    Checkpoint,
-    State,
-    pack,
-    read_checkpoint,
-    read_tensors,
-)
+from fldiag.runs.checkpoint import Checkpoint, State, pack, read_checkpoint, read_tensors
 from fldiag.user_code import consent
 
 if TYPE_CHECKING:
@@ -77,8 +71,7 @@ class Run:
     """
 
     def __init__(self, path: Path, about: dict[str, Any]):
-        self.path, self.about = path, about
-        self.name = path.name
+        self.path, self.name, self.about = path, path.name, about
         self.model: Any = None
         self.data: Any = None
         self.allow_code: frozenset[str] = frozenset()
@@ -100,25 +93,18 @@ class Run:
         """
         path = Path(path)
         check_name(path)
-        path = path.parent if path.name == ABOUT else path
-        if not os.path.isfile(path / ABOUT):
-            problem = f"is not a run folder: it has no {ABOUT}" if path.is_dir() else "is not there"
-            raise FldiagError(f"{path} {problem}", "give the folder of a run", usage=True)
+        # the folder first: of a run that is being trained the lines are then newer
+        stored = {f"rounds/{file.name}" for file in _checkpoints(path)}
         try:
-            # the folder first: of a run that is being trained the lines are then newer
-            stored = {f"rounds/{file.name}" for file in _checkpoints(path)}
-            about = json.loads((path / ABOUT).read_text("utf-8"))
-            content = (path / LINES).read_bytes()
-            if about.pop(files.DIGEST) != files.json_digest(about) or about["format"] != FORMAT:
-                raise ValueError("its digest or its format differs")
-            run = Run(path, about)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FldiagError(
-                f"{path} is not a run that this fldiag can read ({first_line(error)})",
-                "restore its run.json and rounds.jsonl from a copy; a run of an earlier fldiag has to be trained again",
-            ) from None
-        for number, line in enumerate(content.split(b"\n")[:-1], 1):
-            run._add(_record(path, number, line))
+            texts = [(path / name).read_bytes() for name in (ABOUT, LINES)]
+        except OSError as error:
+            raise FldiagError(f"{path} is no run that can be read: {error}", usage=True) from None
+        about = _content(texts[0], path / ABOUT)
+        if about["format"] != FORMAT:
+            raise FldiagError(f"{path} is a run of another format", "train it again")
+        run = Run(path, about)
+        for number, line in enumerate(texts[1].split(b"\n")[:-1], 1):
+            run._add(_content(line, f"line {number} of {path / LINES}", number))
             run._size += len(line) + 1
         if len(stored.difference(*(record["files"] for record in run.records))) > 1:
             raise FldiagError(
@@ -135,22 +121,23 @@ class Run:
         Raises:
             FldiagError: It has another form.
         """
-        allowed = self.allow_code | consent(code)
-        if allowed == self.allow_code:
-            return self
         run = copy(self)
-        run.allow_code = allowed
+        run.allow_code |= consent(code)
         return run
+
+    @property
+    def _last(self) -> dict[str, Any]:
+        return self.records[-1] if self.records else {"round": 0}
 
     @property
     def done(self) -> int:
         """Rounds trained so far (and safely stored)."""
-        return int(self.records[-1]["round"]) if self.records else 0
+        return int(self._last["round"])
 
     @property
     def status(self) -> str:
         """finished, diverged, or unfinished (being trained, or stopped)."""
-        status = str(self.records[-1].get("status", "unfinished")) if self.records else "unfinished"
+        status = str(self._last.get("status", "unfinished"))
         is_extended = status == "finished" and self.done < self.about["config"].get("rounds", 0)
         return "unfinished" if is_extended else status
 
@@ -159,28 +146,16 @@ class Run:
         """What was trained.
 
         Raises:
-            FldiagError: The rounds are another program's, which has no config of fldiag.
+            FldiagError: It is not valid, such as that of another program's rounds.
         """
-        if self.origin:
-            raise FldiagError(
-                f"run {self.path} was trained by another program, so it has no config of fldiag",
-                "it can be diagnosed (fldiag forgetting, matching, drift, landscape, spectrum), not trained",
-                usage=True,
-            )
         # only here: its schema takes a while, and what is read of a run seldom needs it
         from fldiag.config import Config
 
         return Config.from_stored(self.about["config"], self.allow_code)
 
     @property
-    def hash(self) -> str:
-        """Names the config."""
-        return str(self.about["hash"])
-
-    @property
     def origin(self) -> dict[str, Any]:
-        """Of rounds that another program trained: ``recipe`` (whence they are) and ``notes`` (what was missing); empty for runs
-        of fldiag."""
+        """Of rounds that another program trained: ``notes``, on what was missing; empty for runs of fldiag."""
         return dict(self.about.get("origin", {}))
 
     @property
@@ -193,35 +168,26 @@ class Run:
         """The name of the checkpoint of a round."""
         return f"rounds/{round:04d}.safetensors"
 
-    def some_rounds(self) -> list[int]:
-        """``rounds``. Raises FldiagError when there are none."""
-        if not self.rounds:
-            raise FldiagError(f"run {self.path} has no checkpoint yet", "train at least one round")
-        return self.rounds
-
     def checkpoint(self, round: int | None = None) -> Checkpoint:
         """The checkpoint of a round (default: the last). Raises FldiagError if it is missing or was changed."""
-        rounds = self.some_rounds()
-        r = rounds[-1] if round is None else round
+        rounds = self.rounds
+        r = max(rounds, default=1) if round is None else round
         if r not in rounds:
+            first, last = min(rounds, default=0), max(rounds, default=0)
             raise FldiagError(
                 f"run {self.path} has no checkpoint of round {r}",
-                f"it has {counted(len(rounds), 'round')} from {rounds[0]} to {rounds[-1]}",
+                f"it has {len(rounds)} from {first} to {last}",
                 usage=True,
             )
-        checkpoint = read_checkpoint(self.verified(self.round_file(r)))
-        about = {"model": self.model, "data": self.data, "allow_code": self.allow_code}
-        return replace(checkpoint, run=self, **about)
+        own = {"model": self.model, "data": self.data, "allow_code": self.allow_code}
+        return replace(read_checkpoint(self.verified(self.round_file(r))), run=self, **own)
 
     @property
     def common(self) -> dict[str, Any]:
         """What stands in every row of this run's tables."""
         config = self.about["config"]
-        return {
-            "run": self.name,
-            "method": config["method"].get("name"),
-            "seed": config.get("seed"),
-        }
+        about = {"method": config["method"].get("name"), "seed": config.get("seed")}
+        return {"run": self.name, **about}
 
     def _rows(self) -> Iterator[Row]:
         """The metrics. What was measured at the end counts until the run gets more rounds."""
@@ -231,29 +197,15 @@ class Run:
                 yield from record["rows"]
 
     @property
-    def has_metrics(self) -> bool:
-        """Whether there are metrics to read."""
-        return next(self._rows(), None) is not None
-
-    @property
     def metrics(self) -> pd.DataFrame:
-        """A row for each number of a round. Raises FldiagError when there is none yet."""
-        if not self.has_metrics:
-            raise FldiagError(f"run {self.path} has no metrics yet", "train at least one round")
+        """A row for each number of a round."""
         return table(self._rows(), **self.common)
-
-    @property
-    def metrics_digest(self) -> str:
-        """What tells the metrics of a run from others."""
-        return files.json_digest(list(self._rows()))
 
     def verified(self, name: str) -> Path:
         """The path of a file of the run after its sha256 was checked."""
         path = self.path / name
-        if not os.path.isfile(path):
-            raise FldiagError(
-                f"{path} belongs to the run and is not there", "restore it, or train again"
-            )
+        if not path.is_file():
+            raise FldiagError(f"{path} belongs to the run and is not there", "restore it")
         if files.sha256(path) != self.files.get(name):
             raise FldiagError(
                 f"{path} is not the file this run wrote (its sha256 differs)",
@@ -261,14 +213,9 @@ class Run:
             )
         return path
 
-    @property
-    def recorded(self) -> list[int]:
-        """Rounds whose local steps were recorded."""
-        return sorted(int(Path(f).stem) for f in self.files if f.startswith("steps/"))
-
-    def steps(self, round: int | None = None) -> pd.DataFrame:
-        """The recorded numbers of the local steps (``metrics.steps = true``) of a round, or of all: a row for each sampled
-        client, step (``index``, from 1) and metric.
+    def steps(self, round: int) -> pd.DataFrame | None:
+        """The recorded numbers of the local steps (``metrics.steps = true``) of a round (None: there are none): a row for each
+        sampled client, step (``index``, from 1) and metric.
 
         - ``loss``: of the minibatch, with all terms of the method's local loss, and ``grad_norm`` of its gradient g_u, where
           the method takes that (at w_k + e), before corrections and clipping; ``update_norm`` ||w_k - w_g|| after the step.
@@ -281,17 +228,10 @@ class Run:
         - ``lambda_mean`` by layer: the mean of the adaptive strengths Lambda of FedSOL's perturbation at w_k, and in column
           ``scaled`` times the root of the layer's size (1 when all its entries moved alike).
 
-        Raises FldiagError when there are none, or a table is missing or was changed.
+        Raises FldiagError when the table is missing or was changed.
         """
-        rounds = self.recorded if round is None else [r for r in self.recorded if r == round]
-        if not rounds:
-            raise FldiagError(
-                f"run {self.path} recorded no local steps that are asked for",
-                f"train with --set metrics.steps=true (it has those of {len(self.recorded)} rounds)",
-                usage=True,
-            )
-        tables = [pd.read_parquet(self.verified(f"steps/{r:04d}.parquet")) for r in rounds]
-        return pd.concat(tables, ignore_index=True)
+        name = f"steps/{round:04d}.parquet"
+        return pd.read_parquet(self.verified(name)) if name in self.files else None
 
     @cached_property
     def states(self) -> ClientStates:
@@ -315,16 +255,12 @@ class Run:
         Raises:
             FldiagError: There are rounds already.
         """
-        if _checkpoints(path) or ((path / LINES).exists() and (path / LINES).stat().st_size):
+        if _checkpoints(path):
             raise FldiagError(
-                f"{path} holds rounds and no {ABOUT}",
-                "restore it from a copy, or choose another folder",
-                usage=True,
+                f"{path} holds rounds and no {ABOUT}", "restore it, or choose another", usage=True
             )
-        return Run(
-            path,
-            {"format": FORMAT, "config": config, "provenance": provenance, "files": {}, **about},
-        )
+        own = {"format": FORMAT, "config": config, "provenance": provenance, "files": {}}
+        return Run(path, {**own, **about})
 
     def begin(self) -> None:
         """Write run.json. Raises FldiagError when the disk refuses."""
@@ -336,17 +272,14 @@ class Run:
         files.write_text(self.path / ABOUT, json.dumps(files.with_digest(self.about), indent=1))
 
     def resume(self) -> None:
-        """Remove what a killed process left: half a line, and files that no line lists.
+        """Remove the files that a killed process left and no line lists; half a line is written over.
 
         Raises:
             FldiagError: A file of the run is missing.
         """
-        missing = [name for name in self.files if not (self.path / name).is_file()]
-        if missing:
-            raise FldiagError(
-                f"{self.path / missing[0]} belongs to the run and is not there", "restore it"
-            )
-        os.truncate(self.path / LINES, self._size)
+        for name in self.files:
+            if not (self.path / name).is_file():
+                raise FldiagError(f"{self.path / name} belongs to the run and is not there")
         for file in (file for folder in FOLDERS for file in (self.path / folder).glob("*")):
             if OWN.fullmatch(file.name) and f"{file.parent.name}/{file.name}" not in self.files:
                 file.unlink()
@@ -376,9 +309,8 @@ class Run:
     def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> dict[str, Any]:
         """Write what the server and these clients carry on; returns what the round's line says of it."""
         ids = sorted(clients)
-        rows = {
-            n: stack([clients[i][n].cpu() for i in ids]) for n in (clients[ids[0]] if ids else ())
-        }
+        names = clients[ids[0]] if ids else ()
+        rows = {n: stack([clients[i][n].cpu() for i in ids]) for n in names}
         name, content = f"state/{round:04d}.safetensors", pack({}, server=server, clients=rows)
         self.put(name, lambda f: f.write(content))
         return {"state": name, "clients": ids}
@@ -395,18 +327,11 @@ class Run:
         Raises:
             FldiagError: The disk refuses; the run is as it was.
         """
-        record = {
-            "line": len(self.records) + 1,
-            "round": round,
-            "rows": list(rows),
-            "files": self._new,
-            **facts,
-        }
-        record = json.loads(json.dumps(record, default=lambda value: value.item()))
-        line = (
-            json.dumps({**record, files.DIGEST: files.json_digest(record)}, sort_keys=True).encode()
-            + b"\n"
-        )
+        record = {"line": len(self.records) + 1, "round": round, "rows": list(rows), **facts}
+        text = json.dumps({**record, "files": self._new}, default=lambda value: value.item())
+        record = files.with_digest(json.loads(text))
+        line = json.dumps(record, sort_keys=True).encode() + b"\n"
+        del record[files.DIGEST]
         files.append(self.path / LINES, line, self._size)
         self._size += len(line)
         self._new = {}
@@ -418,17 +343,16 @@ class Run:
         self.records.append(record)
         self.files |= record["files"]
         self.about = {**self.about, **record.get("about", {})}
-        gone = record.get("removed", [])
+        removed = set(record.get("removed", []))
         if "state" in record:
             ids, name = record["clients"], record["state"]
-            superseded = {self._state, *(self.state_of[i][0] for i in ids if i in self.state_of)}
+            removed |= {self._state, *(self.state_of[i][0] for i in ids if i in self.state_of)}
             self._state = name
             self.state_of |= {i: (name, j) for j, i in enumerate(ids)}
-            needed = {None, name, *(file for file, _ in self.state_of.values())}
-            gone = [*gone, *(superseded - needed)]
-        for name in gone:
+            removed -= {None, name, *(file for file, _ in self.state_of.values())}
+        for name in removed:
             self.files.pop(name, None)
-        return gone
+        return sorted(removed)
 
     # Removing
 
@@ -448,14 +372,9 @@ class Run:
         with lock(self.path):
             self.append(self.done, [], status=self.status, removed=self.unneeded(rounds))
 
-    @property
-    def is_pruned(self) -> bool:
-        """Whether states that training would go on from were removed."""
-        return any(name.startswith("state/") for r in self.records for name in r.get("removed", []))
 
-
-class ClientStates(Mapping[int, State]):
-    """What the clients of a run carry from round to round: client -> name -> tensor. A row is read when it is asked for.
+class ClientStates:
+    """What the clients of a run carry from round to round. A row is read when it is asked for.
 
     Args:
         run: The run; the files are verified now.
@@ -467,20 +386,15 @@ class ClientStates(Mapping[int, State]):
         for name in {file for file, _ in run.state_of.values()}:
             run.verified(name)
 
-    def __getitem__(self, client: int) -> State:
-        if client in self.new:
-            return self.new[client]
+    def get(self, client: int, default: State | None = None) -> Any:
+        """A client's state (name -> tensor), or the default for one that has none."""
+        if client in self.new or client not in self.run.state_of:
+            return self.new.get(client, default)
         name, j = self.run.state_of[client]
         with safe_open(self.run.path / name, framework="pt") as file:
             names = [key for key in file.keys() if key.startswith("clients/")]  # noqa: SIM118
             # clones: a slice holds on to the whole file
             return {n.partition("/")[2]: file.get_slice(n)[j : j + 1][0].clone() for n in names}
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.run.state_of.keys() | self.new.keys()))
-
-    def __len__(self) -> int:
-        return len(self.run.state_of.keys() | self.new.keys())
 
     def update(self, states: Mapping[int, State]) -> None:
         """The new states of some clients; in memory until they are stored."""
@@ -497,23 +411,18 @@ def lock(path: Path) -> Iterator[None]:
     check_name(path)
     if links := [entry for entry in path.rglob("*") if entry.is_symlink()]:
         raise files.link_error(links[0])
-    file = FileLock(path / LOCK, thread_local=False)  # a recorder may be closed by another thread
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file.acquire(blocking=False)
+        # a recorder may be closed by another thread
+        owner = FileLock(path / LOCK, thread_local=False).acquire(blocking=False)
     except Timeout:
         raise FldiagError(
             f"{path} is being written by another process", "wait for it, or stop it", usage=True
         ) from None
     except OSError as error:
-        raise FldiagError(
-            f"cannot write to {path}: {error.strerror}",
-            "choose another folder with --out",
-        ) from None
-    try:
+        raise FldiagError(f"cannot write to {path}: {error.strerror}", "choose another") from None
+    with owner:
         yield
-    finally:
-        file.release()
 
 
 def folder_size(path: Path) -> int:
@@ -521,10 +430,11 @@ def folder_size(path: Path) -> int:
     return sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
 
 
-def same_model(a: Run | Checkpoint, b: Run | Checkpoint) -> bool:
+def same_model(*members: Run | Checkpoint) -> bool:
     """Whether the weights of two runs belong to one model: by names and shapes."""
-    first, second = ((m.checkpoint() if isinstance(m, Run) else m).state for m in (a, b))
-    return {n: t.shape for n, t in first.items()} == {n: t.shape for n, t in second.items()}
+    states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in members]
+    first, second = ({n: t.shape for n, t in state.items()} for state in states)
+    return first == second
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -549,15 +459,18 @@ def _checkpoints(path: Path) -> list[Path]:
     return [file for file in (path / "rounds").glob("*.safetensors") if file.stem.isdecimal()]
 
 
-def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """What a line says. Raises FldiagError when it is not the line that was written."""
+def _content(text: bytes, source: object, number: int | None = None) -> dict[str, Any]:
+    """What run.json or a line says. Raises FldiagError when it is not what was written, or in another place."""
     try:
-        record = json.loads(line)
-        if record.pop(files.DIGEST) == files.json_digest(record) and record["line"] == number:
-            return dict(record)
+        content: dict[str, Any] = json.loads(text)
+        digest = content.pop(files.DIGEST)
+        if digest == files.json_digest(content) and content.get("line") == number:
+            return content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise FldiagError(f"line {number} of {path / LINES} is damaged", "restore the file from a copy")
+    raise FldiagError(
+        f"{source} is damaged, or of a fldiag before runs had digests", "restore it from a copy"
+    )
 
 
 def select_rounds(
@@ -569,23 +482,24 @@ def select_rounds(
     """
     if text is None or text == "all":
         return None
-    if text == "last":
-        return list(stored_rounds[-1:])
-    numbers: set[int] = set()
+    words = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
     try:
-        if isinstance(text, str) and text.startswith("every:"):
-            numbers = {r for r in stored_rounds if r % int(text.removeprefix("every:")) == 0}
-        else:
-            parts = str(text).split(",") if isinstance(text, (str, int)) else map(str, text)
-            for first, dash, last in (part.partition("-") for part in parts):
-                span = range(int(first), int(last or first) + 1)
-                numbers |= {r for r in stored_rounds if r in span} if dash else {span.start}
-    except (ValueError, TypeError, ZeroDivisionError):
-        numbers = set()
-    if not numbers:
+        rounds = {r for word in words for r in _rounds_of(str(word), stored_rounds)}
+    except (ValueError, ZeroDivisionError):
+        rounds = set()
+    if not rounds:
         raise FldiagError(
             f"--rounds {text!r} is not valid, or no such round is stored",
             "write for example 5, 1,5,20-30, every:10 or last",
             usage=True,
         )
-    return sorted(numbers)
+    return sorted(rounds)
+
+
+def _rounds_of(word: str, stored: Sequence[int]) -> Sequence[int]:
+    if word == "last":
+        return stored[-1:]
+    if word.startswith("every:"):
+        return [r for r in stored if r % int(word.removeprefix("every:")) == 0]
+    first, dash, last = word.partition("-")
+    return [r for r in stored if int(first) <= r <= int(last)] if dash else [int(first)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from fldiag.execution import workspace
 from fldiag.method import Method, Neighbours, Personal
 from fldiag.results.means import sample_mean, share
 from fldiag.results.table import PERSONAL
+from fldiag.runs.run import ClientStates
 from fldiag.sections import TrainSection
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.training.client import Batches
@@ -34,7 +35,7 @@ class GlobalModel:
 
     w: Tensor
     buffers: dict[str, Tensor]
-    states: Mapping[int, dict[str, Tensor]]
+    states: ClientStates | dict[int, dict[str, Tensor]]
     rounds: int
 
 

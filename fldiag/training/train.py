@@ -164,12 +164,6 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
             "give it the same, or choose another folder with --out",
             usage=True,
         )
-    if run.is_pruned:
-        raise FldiagError(
-            f"{path} no longer has the clients' states, from which more rounds would start",
-            "train again with another --out",
-            usage=True,
-        )
     run.resume()
     if run.about["config"] != stored:
         run.about |= {"config": stored, "hash": config.hash}

@@ -70,7 +70,7 @@ def test_steps_that_training_recorded_are_means():
     steps = [(0, "cos_gu_gp", 1, None), (0, "cos_gu_gp", 2, 0.5), (0, "cos_gu_gp", 3, 0.1)]
     steps += [(2, "cos_gu_gp", 2, -0.5), (2, "loss", 2, 9.0)]
     run = history(linear(), separable(), PARTS, stored(torch.zeros(20), torch.ones(3, 20)))
-    run.steps = lambda r: pd.DataFrame(steps, columns=columns)
+    run.run.steps = lambda r: pd.DataFrame(steps, columns=columns)
     table = drift(run, **WEIGHTS)
     row = one(table, "cos_gu_gp", estimator="steps", client=0)
     assert (row.value, row.n_steps, row["round"]) == (pytest.approx(0.3), 2, 1)

@@ -67,6 +67,19 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on(tmp_path, monkeypatch, ful
     assert run.status == "finished" and torch.equal(weights(run), weights(whole))
 
 
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [([0, 2, 3], "line 2"), ([1, 0, 2, 3], "line 1 of"), ([0, 0, 1, 2, 3], "line 2")],
+)
+def test_lines_in_another_order_or_with_a_gap_are_refused(tmp_path, order, words):
+    run = train.train(config("scaffold", rounds=3), out=tmp_path / "run")
+    path = run.path / "rounds.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[i] for i in order))
+    with pytest.raises(FldiagError, match=words):
+        fldiag.load(run.path)
+
+
 @pytest.mark.parametrize("lines", [0, 1])
 def test_rounds_whose_lines_are_gone_are_refused_and_stay(tmp_path, lines):
     """Also where whole lines are missing at the end, which each by itself are intact."""
@@ -123,7 +136,7 @@ def test_pruned_runs_answer_and_get_no_more_rounds(tmp_path):
     pruned = Run.open(tmp_path)
     assert pruned.rounds == [3] and pruned.status == "finished" and folder_size(tmp_path) < size
     assert pruned.metrics.equals(metrics) and not list((tmp_path / "state").iterdir())
-    with pytest.raises(FldiagError, match="no longer has the clients' states"):
+    with pytest.raises(FldiagError, match="is not there"):
         train.train(config("scaffold", rounds=4), out=tmp_path, resume=True)
 
 

@@ -296,5 +296,5 @@ def evaluate(run: Run, options: Mapping[str, Any], model: Any, data: Any) -> Mod
         if len(weights) > 1 and np.isfinite(scores.loss).all():
             before, after = np.split(scores.loss[1:], 2)
             clients[r] = stored.ids, before, after
-    metrics = run.metrics if run.has_metrics else None
+    metrics = None if run.metrics.empty else run.metrics
     return Models(history, metrics, right, loss, clients)
