@@ -60,35 +60,27 @@ def eigenpairs(
 
 
 def eigenvalue_rows(
-    problem: Problem, pairs: EigenPairs, *, which: Which = "largest", **columns: Any
+    problem: Problem, pairs: EigenPairs, *, which: Which = "largest", **about: Any
 ) -> list[Row]:
     """A row an eigenvalue (index from 1), and the ratio lambda_1 / lambda_k (index k: 5, or the last) with its first-order error.
 
     No ratio from the lower end of the spectrum, nor to an eigenvalue that is zero within its residual or within rounding.
     """
     method = "lanczos, differences" if problem.by_differences else "lanczos"
-    common: Row = {"estimator": method, "which": which, **columns}
-    triples = list(zip(pairs.values, pairs.residuals, pairs.converged, strict=True))
+    common: Row = {"estimator": method, "which": which, **about}
+    columns = (of.tolist() for of in (pairs.values, pairs.residuals, pairs.converged))
     rows: list[Row] = [
-        {
-            **common,
-            "metric": "eigenvalue",
-            "index": i,
-            "value": float(value),
-            "residual": float(residual),
-            "converged": bool(converged),
-        }
-        for i, (value, residual, converged) in enumerate(triples, start=1)
+        {**common, "metric": "eigenvalue", "index": i, "value": v, "residual": r, "converged": c}
+        for i, (v, r, c) in enumerate(zip(*columns, strict=True), start=1)
     ]
     if which == "smallest" or len(rows) < 2:
         return rows
     last = min(RATIO_INDEX, len(rows))
-    (top, above, _), (low, below, _) = triples[0], triples[last - 1]
-    row: Row = {**common, "metric": "eigenvalue_ratio", "index": last}
-    row |= {"value": None, "converged": bool(pairs.converged[[0, last - 1]].all())}
-    if abs(low) > max(below, problem.noise * float(np.abs(pairs.values).max())):
-        row |= {
-            "value": float(top / low),
-            "residual": float((above + abs(top / low) * below) / abs(low)),
-        }
+    top, low = rows[0], rows[last - 1]
+    row: Row = {**common, "metric": "eigenvalue_ratio", "index": last, "value": None}
+    row["converged"] = top["converged"] and low["converged"]
+    size = abs(low["value"])
+    if size > max(low["residual"], problem.noise * float(np.abs(pairs.values).max())):
+        row["value"] = top["value"] / low["value"]
+        row["residual"] = (top["residual"] + abs(row["value"]) * low["residual"]) / size
     return [*rows, row]
