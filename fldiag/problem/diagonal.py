@@ -195,7 +195,7 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
     names = {n for layer in layers for n in problem.layout.layers[layer]}
     sums = {n: problem.weight_decay * torch.ones_like(problem.w[:1]).double() for n in names}
     step = max(1, PIECE // (4 * problem.bytes_of_example))
-    total = problem.criterion.total
+    total = problem.guarded()(problem.criterion.total)
     for x, y in problem.batches() if layers else ():
         for start in range(0, count(x), step):
             xs, ys = cut((x, y), slice(start, start + step))
