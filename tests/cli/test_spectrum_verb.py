@@ -118,8 +118,8 @@ def test_the_end_and_the_matrix_are_told_where_they_are_not_the_usual_ones(own):
 @pytest.mark.parametrize("verb, more", [("spectrum", ["--k", 1]), ("landscape", [])])
 @pytest.mark.slow
 def test_frozen_parameters_are_said_to_count(own, verb, more):
-    assert "40 of 99 parameters are frozen" in own(verb, "frozen", *more).stderr
-    assert "parameters are frozen" not in own(verb, "net", *more).stderr
+    assert "40 frozen parameters count as weights" in own(verb, "frozen", *more).stderr
+    assert "frozen parameters" not in own(verb, "net", *more).stderr
     assert "count as constants" in own(verb, "frozen", "--trainable", *more).stderr
 
 

@@ -16,7 +16,7 @@ from commands import commands, last, run
 import fldiag
 from fldiag.cli.console import Console
 from fldiag.errors import FldiagError
-from fldiag.plotting import sheet
+from fldiag.plotting import style
 from fldiag.results import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -72,12 +72,12 @@ def test_the_demo_draws_for_the_journal(monkeypatch):
     sheets = []
 
     def train(config, **options):
-        sheets.append(sheet.current())
+        sheets.append(style.sheet())
         raise FldiagError("enough")
 
     monkeypatch.setattr("fldiag.training.train.train", train)
     run("demo", "--width", "single", "--format", "svg", code=1)
-    assert sheets == [sheet.Sheet(sheet.WIDTHS["single"], ("svg",))]
+    assert sheets == [style.Sheet(style.ONE_COLUMN, ("svg",))]
 
 
 def test_train_ends_with_the_checkpoint_and_resumes(trained):

@@ -176,6 +176,6 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "run").symlink_to(runs["fedavg"].path)
     paths = [tmp_path / folder / "run" for folder in ("a", "b")]
-    assert fldiag.diagnose(paths, "doctor")["run"].unique().tolist() == ["run (a)", "run (b)"]
+    assert fldiag.diagnose(paths, "doctor")["run"].unique().tolist() == ["run (1)", "run (2)"]
     names = fldiag.diagnose(paths, "doctor", names="x,y")["run"].unique().tolist()
     assert names == ["x", "y"]
