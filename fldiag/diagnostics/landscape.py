@@ -44,14 +44,8 @@ CHECKS, RTOL = 16, 0.005
 WIDE = 30
 #: Points of the drawn surface along an axis; checkpoints of a run that a trajectory shows at most.
 FINE, LONGEST = 81, 50
-#: Directions -> what the two axes are.
-AXES = {
-    "eigen": ("eigenvector 1", "eigenvector 2"),
-    "random": ("random direction 1", "random direction 2"),
-    "plane": ("towards checkpoint 2", "at right angles, to checkpoint 3"),
-    "pca": ("principal axis 1", "principal axis 2"),
-    None: ("direction 1", "direction 2"),
-}
+#: Directions -> what an axis is.
+AXES = {"eigen": "eigenvector", "random": "random direction", "pca": "principal axis"}
 
 # -- what is measured
 
@@ -244,9 +238,10 @@ class Scale:
         return "log₁₀ loss" if self.is_log else "loss"
 
 
-def names_of(frame: pd.DataFrame) -> tuple[str, str]:
+def names_of(frame: pd.DataFrame) -> list[str]:
     """What the two axes are."""
-    return AXES.get(frame.attrs.get("options", {}).get("directions"), AXES[None])
+    name = AXES.get(frame.attrs.get("options", {}).get("directions"), "direction")
+    return [f"{name} 1", f"{name} 2"]
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -258,22 +253,18 @@ def draw(frame: pd.DataFrame) -> Figure:
     scale, count = Scale(grids), len(grids)
     side = min(2.2, (style.wide() - 1.2) / count - 0.2)
     with style.paper():
-        width, height = count * (side + 0.2) + 1.2, 2 * side + 1.1
-        fig = style.figure(width, height)
-        fig.subplots_adjust(0.55 / width, 0.6 / height, 1 - 0.85 / width, 1 - 0.3 / height)
-        cells = fig.add_gridspec(2, count, wspace=0.1, hspace=0.2)
+        size = count * (side + 0.2) + 1.2, 2 * side + 1.1
+        fig = style.figure(*size, layout="constrained")
         for i, (grid, fine, z) in enumerate(zip(grids, scale.axes, scale.heights, strict=True)):
-            above = fig.add_subplot(cells[0, i], projection="3d", zorder=-i)
+            above = fig.add_subplot(2, count, i + 1, projection="3d", zorder=-i)
             title = style.plain(style.shorten(grid.run, int(14 * side)))
             above.set_title(title, fontsize=8.5, weight="bold")
             _draw_surface(above, fine, z, scale, names)
-            below = fig.add_subplot(cells[1, i])
+            below = fig.add_subplot(2, count, count + i + 1)
             filled = _draw_contours(below, grid, fine, z, scale)
             below.set(xlabel=f"{names[0]}\n{grid.caption}", ylabel="" if i else names[1])
             below.tick_params(labelleft=not i)
-        box = below.get_position()
-        bar = fig.add_axes((1 - 0.7 / width, box.y0, 0.09 / width, box.height))
-        fig.colorbar(filled, bar, ticks=MaxNLocator(5)).ax.set_title(scale.name, fontsize=7.5)
+        fig.colorbar(filled, ax=fig.axes[1::2], ticks=MaxNLocator(5), label=scale.name)
     return fig
 
 
