@@ -129,7 +129,7 @@ def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
 
     def record(m: nn.Module, args: Any, out: Any) -> None:
-        outputs[names[m]] = out
+        outputs[names.get(m, type(m).__name__)] = out  # some are made in forward
 
     with register_module_forward_hook(record):
         run()
