@@ -163,9 +163,8 @@ class Problem:
         Raises:
             FldiagError: the weights do not fit.
         """
-        problem = object.__new__(
-            type(self)
-        )  # with what was computed once, and does not depend on weights
+        # with what was computed once and does not depend on weights
+        problem = object.__new__(type(self))
         vars(problem).update({k: v for k, v in vars(self).items() if k not in ("centre", "noise")})
         if isinstance(params, Tensor):
             params = self.all.views(vector(params, self.all))
