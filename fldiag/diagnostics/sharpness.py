@@ -188,7 +188,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield Small(rows.where(rows.notna(), None)[list(COLUMNS)].to_dict("records"), COLUMNS)
     if rows["converged"].eq(False).any():
         yield Note("where converged is no, the ascent still rose: more --steps")
-    for note in dict.fromkeys(only(frame, masked=True)["note"]):
+    for note in dict.fromkeys(only(frame, masked=True).get("note", [])):
         yield Note(f"{note}: choose a smaller one")
 
 
