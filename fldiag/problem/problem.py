@@ -26,8 +26,6 @@ from fldiag.errors import FldiagError, error_place, nearest
 from fldiag.params import Layout
 from fldiag.problem import probe
 from fldiag.problem.data import (
-    IndexedSlice,
-    TensorSlice,
     Tree,
     arguments,
     as_slice,
@@ -190,11 +188,6 @@ class Problem:
     def inputs(self) -> str:
         """What was done to the inputs before the model sees them, in words."""
         return str(getattr(self.data, "inputs", "as passed"))
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the examples themselves were given, not a slice of a named data set."""
-        return isinstance(self.data, TensorSlice | IndexedSlice)
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
