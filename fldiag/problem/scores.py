@@ -100,10 +100,11 @@ def score(problem: Any, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Score
         [],
         [],
     )
-    for z, y in batches:
-        totals.append(float(loss.total(z, y)))
-        singles.append(loss.each(z, y))
-        replies.append(answers(problem.user_loss, z, y))
+    with torch.no_grad(), problem.guarded():
+        for z, y in batches:
+            totals.append(float(loss.total(z, y)))
+            singles.append(loss.each(z, y))
+            replies.append(answers(problem.user_loss, z, y))
     penalty = problem.weight_decay / 2 * float(w.double().square().sum())
     each = counts = right = None
     shares: list[float] = []
