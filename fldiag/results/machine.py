@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from subprocess import SubprocessError
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,15 +19,10 @@ ROOT = Path(__file__).parents[2]
 @cache
 def machine() -> str:
     """Processor and number of cores, such as ``Intel Xeon Processor, 2 cores``."""
-    name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        models = [
-            line.split(":", 1)[1].strip()
-            for line in info.read_text("utf-8", errors="replace").splitlines()
-            if line.startswith("model name") and ":" in line
-        ]
-        name = models[0] if models else name
+    text = info.read_text("utf-8", errors="replace") if info.is_file() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = model[1] if model else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} cores"
 
 
@@ -40,26 +38,13 @@ def commit() -> str | None:
     """The project's commit that is running, ``-dirty`` where the code differs from it; None where nobody knows.
 
     Of a source tree git says it; of an installed package the record that pip keeps of where it came from."""
-    if (ROOT / ".git").exists():
-        return _git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     try:
-        record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
-        return str(record["vcs_info"]["commit_id"])
-    except (PackageNotFoundError, KeyError, ValueError, TypeError):
-        return None
-
-
-def _git(*words: str) -> str | None:
-    """The answer of git about this source tree, or None: no git is no reason to fail."""
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(ROOT), *words],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
+        if not (ROOT / ".git").exists():
+            record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
+            return str(record["vcs_info"]["commit_id"])
+        words = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10}
+        answer = subprocess.run(["git", "-C", str(ROOT), *words], check=True, **options)
+        return answer.stdout.strip() or None
+    except (PackageNotFoundError, KeyError, ValueError, TypeError, OSError, SubprocessError):
+        return None  # no git is no reason to fail

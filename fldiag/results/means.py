@@ -9,24 +9,16 @@ from statistics import NormalDist
 import numpy as np
 
 
-def standard_error(values: Sequence[float] | np.ndarray) -> float | None:
-    """Standard error of the mean of a sample: s / sqrt(n), with s^2 = sum (x - mean)^2 / (n - 1). None for fewer than two values.
-
-    >>> standard_error([1.0, 3.0]), standard_error([1.0])
-    (1.0, None)
-    """
-    sample, n = np.asarray(values, dtype=float), len(values)
-    return float(sample.std(ddof=1)) / math.sqrt(n) if n > 1 else None
-
-
 def sample_mean(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:
-    """``value``: the mean of a sample, such as of the clients' numbers; ``stderr``: its standard error. None where undefined.
+    """``value``: the mean of a sample, such as of the clients' numbers; ``stderr``: its standard error s / sqrt(n), with
+    s^2 = sum (x - mean)^2 / (n - 1). None where undefined.
 
     >>> sample_mean([1.0, 3.0]), sample_mean([])
     ({'value': 2.0, 'stderr': 1.0}, {'value': None, 'stderr': None})
     """
-    value = float(np.mean(np.asarray(values, dtype=float))) if len(values) else None
-    return {"value": value, "stderr": standard_error(values)}
+    sample, n = np.asarray(values, dtype=float), len(values)
+    stderr = float(sample.std(ddof=1)) / math.sqrt(n) if n > 1 else None
+    return {"value": float(sample.mean()) if n else None, "stderr": stderr}
 
 
 def share(right: float, n: float, confidence: float = 0.95) -> dict[str, float]:

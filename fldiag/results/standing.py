@@ -71,19 +71,16 @@ def standing(table: pd.DataFrame) -> list[Item]:
 
 def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Iterator[Item]:
     n, inputs = rows["n_examples"].iloc[0], rows["inputs"].iloc[0]
-    parts = [f"{who}{n:,.0f} examples of {slice_name}"]
     losses, answers = (only(rows, metric=(m, f"model_{m}")) for m in ("loss", "accuracy"))
-    if (loss := number(losses)) is not None:
-        parts.append(f"loss {plus_minus(loss, number(losses, column='stderr'))}")
+    loss = plus_minus(number(losses), number(losses, column="stderr"))
     accuracy, guess = number(answers), number(answers, column="guess")
-    if accuracy is not None:
-        parts.append(f"accuracy {percent(accuracy)}, a guess {percent(guess)}")
-    yield Say(f"{', '.join(parts)}; inputs {inputs}")
+    told = f"accuracy {percent(accuracy)}, a guess {percent(guess)}"
+    of_classes = "" if accuracy is None else f", {told}"
+    yield Say(f"{who}{n:,.0f} examples of {slice_name}, loss {loss}{of_classes}; inputs {inputs}")
     bound = 1.0 if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / n)
     if accuracy is not None and accuracy <= bound < 1:
         doubt = (
-            f"{who}no better than a guess on {slice_name}: accuracy {percent(accuracy)}, a guess {percent(guess)}. The model "
-            f"is untrained, its inputs are not normalised as in training (here: {inputs}; --normalise), or these are other "
-            "examples or labels than it was trained for"
+            f"{who}no better than a guess on {slice_name}: {told}. The model is untrained, its inputs are not normalised as in "
+            f"training (here: {inputs}; --normalise), or these are other examples or labels than it was trained for"
         )
         yield Note(doubt, {"warnings": doubt})

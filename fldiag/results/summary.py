@@ -84,10 +84,10 @@ def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> 
 
 def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
     """A remark for each row ``missing`` of a table, and one that counts those beyond ``most``."""
-    rows = table[table["metric"] == "missing"] if "note" in table.columns else table.iloc[:0]
+    rows = select.only(table, metric="missing")
     texts = [
         f"{'' if pd.isna(r) else f'round {r}: '}{note}"
-        for r, note in zip(rows["round"], rows.get("note", []), strict=True)
+        for r, note in zip(rows["round"], rows.get("note", []), strict=False)
     ]
     notes = [Note(text) for text in texts[:most]]
     if len(texts) > most:
@@ -95,20 +95,18 @@ def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
     return notes
 
 
-def percent(value: Any, digits: int = 3) -> str:
+def percent(value: float | None, digits: int = 3) -> str:
     """A share in percent, – for none."""
-    missing = value is None or math.isnan(float(value))
-    return "–" if missing else f"{number(100 * float(value), digits)} %"
+    return "–" if is_missing(value) else f"{number(100 * float(value or 0), digits)} %"
 
 
 def plus_minus(value: Any, error: Any, share: bool = False) -> str:
     """``12.3 ± 0.4``, in percent with ``share``; no more digits than the error leaves certain."""
-    if value is None or math.isnan(float(value)):
+    if is_missing(value):
         return "–"
     scale, end = (100, " %") if share else (1, "")
-    amount, tail = scale * float(value), ""
-    if error is not None and not math.isnan(float(error)):
-        tail = f" ± {number(scale * float(error), 2)}"
-        if 0 < scale * float(error) < math.inf and math.isfinite(amount):
-            amount = round(amount, 1 - math.floor(math.log10(scale * float(error))))
+    amount, error = scale * float(value), math.nan if is_missing(error) else scale * float(error)
+    tail = "" if math.isnan(error) else f" ± {number(error, 2)}"
+    if 0 < error < math.inf and math.isfinite(amount):
+        amount = round(amount, 1 - math.floor(math.log10(error)))
     return f"{number(amount, 4)}{tail}{end}"
