@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
 from fldiag import registry, user_code
 from fldiag.device import device_of, full_precision
@@ -280,6 +279,8 @@ def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """The pictures of a table, written; the main one's png last: that is what people look at first."""
+    from matplotlib.figure import Figure
+
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture, target = draw(table), path.with_name(path.name + ending)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
@@ -25,6 +24,9 @@ from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5

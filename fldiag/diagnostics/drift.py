@@ -7,12 +7,11 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
@@ -31,6 +30,9 @@ from fldiag.runs import proximal
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 from fldiag.runs.proximal import Losses
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pydantic import Field
 from scipy import sparse, special
 
@@ -30,6 +29,9 @@ from fldiag.results.standing import guess_accuracy
 from fldiag.results.summary import Item, Say, Small, missing_notes, of_rounds
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Numbers over the clients -> what they are, and which way is better.
 SPREADS: dict[str, tuple[str, Literal["higher", "lower"]]] = {

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 
 from fldiag.choices import Products, Rtol
@@ -32,6 +31,9 @@ from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Metric -> how tables and panels call it.
 MEASURES = {

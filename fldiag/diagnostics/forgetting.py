@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from pydantic import Field
 
 from fldiag.plotting import style
@@ -28,6 +26,10 @@ from fldiag.results.summary import Item, Say, missing_notes, of_rounds, plus_min
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOMENTS = {
     "received": "received by the clients",

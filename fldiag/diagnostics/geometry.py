@@ -11,11 +11,10 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -30,6 +29,9 @@ from fldiag.results.summary import Item, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Metric -> how tables and panels call it.
 COLLAPSE = {

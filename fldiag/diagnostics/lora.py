@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from fldiag.diagnostics.geometry import effective_rank
@@ -25,6 +24,9 @@ from fldiag.results.select import last_round, only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Metric -> the name of its axis, and the column that is shown.
 METRICS = {

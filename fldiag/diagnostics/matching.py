@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
@@ -30,6 +27,10 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
 FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
@@ -251,6 +252,8 @@ def draw(table: pd.DataFrame) -> Figure:
     H_N and H_D are of the paper's form, or of the released code's where own data were not asked for. Blank cells: a client with
     itself, and what is not defined. Raises FldiagError for a table of several runs.
     """
+    from matplotlib.colors import LogNorm, Normalize
+
     if table["run"].nunique() > 1:
         raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     rows = only(table, metric="H_N")

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from fldiag.errors import printable
 from fldiag.plotting import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: An SVG with more bytes than these (a surface, thousands of points) is shown as PNG.
 HEAVY = 400_000
