@@ -86,7 +86,8 @@ def record(
     data, parts = world or blobs()
     net, rng, past = net or network(seed=seed), np.random.default_rng(seed), []
     state = copy.deepcopy(net.state_dict())
-    with fldiag.Recorder(path, net, data=data, clients=parts, seed=seed, **options) as rec:
+    four = data.train_x, data.train_y, data.test_x, data.test_y
+    with fldiag.Recorder(path, net, data=four, clients=parts, seed=seed, **options) as rec:
         for t in range(1, rounds + 1):
             past.append(state)
             received = copy.deepcopy(start(t, past) if start else state)

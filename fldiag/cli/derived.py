@@ -28,7 +28,7 @@ TARGETS: dict[str, tuple[str, Any, str]] = {
     "runs": ("runs", list[Path], "Run folders."),
 }
 #: Options of subjects that only Python has.
-UNTYPED = ("round", "stack", "name")
+UNTYPED = ("round", "name")
 
 
 def command(name: str) -> Any:

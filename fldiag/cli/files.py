@@ -118,10 +118,11 @@ def convert(
     Example: fldiag convert received/ checkpoints/theirs --pattern 'round_{round}/client_{client}.pt' --model small_cnn
     --data digits --partition partition.json
     """
+    from fldiag.execution import Workspace
     from fldiag.integrations import importer
 
     console = Console(json)
-    with console.progress(target.name) as progress:
+    with console.progress(target.name) as progress, Workspace(progress=progress):
         run = importer.convert(
             source,
             target,
@@ -133,7 +134,6 @@ def convert(
             method=method,
             seed=seed,
             key=key,
-            on_event=lambda e: progress(e["round"], e["rounds"], f"round {e['round']}"),
         )
     for text in run.origin["notes"]:
         console.note(text)

@@ -56,7 +56,7 @@ def explain(
     from fldiag.method import own_entry
 
     console, fields = Console(json), settings()
-    kinds = [getattr(registry, kind) for kind, _ in names.KINDS.values()]
+    kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
     entries = (kind.get(name) for kind in kinds if name in kind)
     entry = own_entry(name, {name}) if ":" in name else next(entries, None)
     if entry:

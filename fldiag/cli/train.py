@@ -79,9 +79,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Only show the config, the model's size and the disk space."
-        ),
+        typer.Option("--dry-run", help="Only show the config and the model's size."),
     ] = False,
     allow_code: AllowCode = None,
     json: Json = False,
@@ -93,13 +91,14 @@ def train(
     Example: fldiag train digits --set method.name=fedsol --set method.rho=2.0
     """
     from fldiag import config as configs
+    from fldiag.runs.run import Run
     from fldiag.training.train import run_path
 
     console = Console(json)
     overrides = dict(map(configs.parse_override, set_ or []))
     overrides |= {} if seed is None else {"seed": seed}
     if os.path.isdir(source):
-        config = configs.of_run(Path(source), overrides, allow_code or [])
+        config = configs.of_run(Run.open(source).allow(allow_code or []), overrides)
         console.say(f"data, model and partition of {source}; besides --set, defaults:")
         console.say(dumps(config.model_dump(mode="json"), indent=1))
     else:
@@ -172,14 +171,8 @@ def _train(console: Console, config: Config, path: Path, **options: Any) -> Run:
     from fldiag.training import train as training
 
     with console.progress(config.method.name) as progress:
-        show = training.rounds_on_bar(progress)
-
-        def on_event(event: dict[str, Any]) -> None:
-            for text in event.get("notes", ()):
-                console.note(text)
-            show(event)
-
         try:
+            on_event = training.rounds_on_bar(progress)
             return training.train(config, out=path, on_event=on_event, **options)
         except KeyboardInterrupt:
             what = f"stopped; everything up to the last checkpoint is kept in {path}"
@@ -197,20 +190,19 @@ def _row(run: Run) -> dict[str, Any]:
 def _show(console: Console, run: Run) -> None:
     """The last round; exit code 3 for a run that failed."""
     from fldiag.diagnostics.personalise import summary
-    from fldiag.training.train import failure
 
-    problem = failure(run)
-    console.table([_row(run) | ({"status": "diverged"} if problem else {})], COLUMNS)
+    has_diverged = run.status == "diverged"
+    console.table([_row(run)], COLUMNS)
     console.show(summary(run.metrics, {}))
-    if problem:
-        console.note(f"{problem}; a smaller train.lr usually helps")
+    if has_diverged:
+        console.note("the weights are no longer finite; a smaller train.lr usually helps")
     console.done(run.checkpoint(run.rounds[-1]).path if run.rounds else run.path)
-    if problem:
+    if has_diverged:
         sys.exit(DIVERGED)
 
 
 def _describe(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The config, the model's size and the disk that a training would take. Writes nothing, and imports no user code."""
+    """The config and the model's size. Writes nothing, and imports no user code."""
     from fldiag import user_code
 
     tree = config.model_dump(mode="json")
@@ -218,10 +210,9 @@ def _describe(console: Console, config: Config, path: Path, device: str, downloa
     console.say(dumps(tree, indent=1))
     if not user_code.names(tree):
         from fldiag.training.setup import Setup
-        from fldiag.training.train import disk_bytes
 
         setup = Setup(config, device=device, download=download)
-        parameters, size = setup.network.size, disk_bytes(setup)
+        parameters, size = setup.network.size, setup.model_bytes
         console.result |= {"parameters": parameters, "bytes": size}
-        console.say(f"{parameters:,} parameters, about {size / 1e6:,.0f} MB of disk")
+        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
     console.done(path)

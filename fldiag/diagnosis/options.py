@@ -113,12 +113,9 @@ class ProblemOptions(OpenedOptions):
 
 
 class HistoryOptions(OpenedOptions):
-    """Of the stored rounds of a run (``History.of``)."""
+    """Of the stored rounds of a run (``History``)."""
 
     rounds: Any = Field(None, description="Rounds to use, such as 5, 1,5,20-30, every:10 or last.")
-    stack: str = Field(
-        "auto", description="Evaluate clients' models side by side: auto, on or off."
-    )
 
 
 #: The options of a diagnostic's subject, by what the diagnostic is on.

@@ -21,10 +21,10 @@ from fldiag.diagnosis.options import (
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
-from fldiag.runs.checkpoint import Checkpoint, is_pretrained, read_checkpoint, trust_files
+from fldiag.runs.checkpoint import Checkpoint, is_pretrained, trust_files
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
-from fldiag.runs.run import Run, select_rounds, verify
+from fldiag.runs.run import Run, open_checkpoint, select_rounds
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
@@ -67,8 +67,7 @@ def load(
         trust_files()
     if (os.path.isdir(path) and not is_pretrained(path)) or path.name == "run.json":
         return with_overrides(Run.open(path), model, data, key).allow(allow_code)
-    verify(path)
-    return replace(read_checkpoint(path, key), model=model, data=data).allow(allow_code)
+    return replace(open_checkpoint(path, key), model=model, data=data).allow(allow_code)
 
 
 def with_overrides(
@@ -84,7 +83,7 @@ def with_overrides(
         target.model, target.data = model, data
         return target
     if key is not None and key != target.key:
-        target = read_checkpoint(target.path, key)
+        target = open_checkpoint(target.path, key)
     return replace(target, model=model, data=data)
 
 
@@ -155,7 +154,7 @@ def open_subject(
     target = with_overrides(target, options.model, options.data, getattr(options, "key", None))
     if isinstance(options, HistoryOptions):
         values["rounds"] = select_rounds(options.rounds, target.rounds)
-        return History.of(target, model=target.model, data=target.data, **values)
+        return History(target, model=target.model, data=target.data, **values)
     round = getattr(options, "round", None)
     if round is not None and isinstance(target, Checkpoint):
         what = f"round = {round} chooses a checkpoint of a run, but {target.path} is one checkpoint"

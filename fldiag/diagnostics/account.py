@@ -52,7 +52,7 @@ def round_rows(
     """The account of one round's updates."""
     stretch, show = history.stretch(slice_name), workspace().show
     problem = history.problem(stored.start, stretch, slice_name)
-    stored, before = history.finite(stored), problem.centre
+    before = problem.centre
     if not np.isfinite(before.loss):
         what = f"round {stored.round}: the loss of the received weights on {slice_name} is {before.loss}"
         raise FldiagError(what, "choose earlier rounds")
@@ -111,7 +111,6 @@ def eigen_rows(
 
 def effect_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
     """What the loss gains when a client is left out of the mean: above 0 it helps."""
-    assert stored.clients is not None
     p = torch.as_tensor(history.weights(stored.ids), device=stored.clients.device)
     clients, models = stored.clients.double(), [(stored.aggregated, stored.buffers)]
     distance = float((p @ clients - stored.aggregated).norm())

@@ -76,9 +76,6 @@ def round_rows(
     representation: bool,
 ) -> list[Row]:
     """The numbers of one round; none where no client's weights are finite."""
-    stored = history.finite(stored)
-    if not stored.ids:
-        return []
     rows = weight_rows(stored, history.layout, history.weights(stored.ids))
     if history.alone:
         return rows
@@ -114,7 +111,6 @@ def products(rows: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Ten
 
 def weight_rows(stored: Stored, layout: Layout, p: np.ndarray) -> list[Row]:
     """Distances and cosines of the clients' weights and updates; ``p``: the clients' shares [K] of the average."""
-    assert stored.clients is not None and stored.received is not None
     server = stored.aggregated - stored.received
     # the server's update is the last row
     sums = products(torch.cat([stored.moved, server[None]]), layout)

@@ -87,7 +87,7 @@ def flatness_rows(
 
     The model is the aggregated one, or the client's own (moment trained)."""
     r, client, moment = item
-    stored = history.stored(r).finite()
+    stored = history.stored(r)
     weights, place, name = (stored.aggregated, stored.buffers), history.pool.clients, "train"
     if moment == "trained":
         weights = stored.client(stored.ids.index(client))  # type: ignore[arg-type]
@@ -299,9 +299,9 @@ def flatness(
     rows: list[Row] = []
     for stored in history.each():
         r = stored.round
-        if not stored.complete or (r % every and r != history.rounds[-1]):
+        if r % every and r != history.rounds[-1]:
             continue
-        trained = history.finite(stored).ids
+        trained = stored.ids
         for k in set(trained) - set(sizes):
             history.note(r, f"client {k} has no training examples: left out", k)
         items = [(r, None, "aggregated"), *((r, k, "aggregated") for k in sizes)]

@@ -71,7 +71,7 @@ NUMBERS = (
 
 def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> list[Row]:
     """The numbers of one round; of the aggregated model alone where it has no client weights."""
-    ids, pool = stored.ids if stored.complete else (), history.pool
+    ids, pool = stored.ids, history.pool
     models: list[tuple[str, int | None, Weights]] = []
     models += [("received", None, stored.start)] if ids else []
     has_starts = bool(ids) and stored.starts is not None
@@ -364,7 +364,7 @@ def forgetting(
 
     Raises FldiagError when no round has client weights.
     """
-    rows = history.map_rounds(round_rows, clients="some", min_count=min_count, own=own)
+    rows = history.map_rounds(round_rows, clients=False, min_count=min_count, own=own)
     clients = {row["client"] for row in rows if row["scope"] == "client"}
     rows += [*over_rounds(rows), *class_examples(history, clients)]
     rows = [{**row, "masked": bool(pd.isna(row["value"]))} for row in rows]

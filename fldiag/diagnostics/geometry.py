@@ -140,7 +140,7 @@ def unit_gram(output: Tensor) -> Tensor:
 
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round."""
-    stored, stretch = history.finite(stored), history.stretch(split)
+    stretch = history.stretch(split)
     models: list[tuple[str, int | None, Weights]] = [
         ("received", None, stored.start),
         ("aggregated", None, (stored.aggregated, stored.buffers)),

@@ -39,10 +39,7 @@ MOST = 6
 
 
 def round_rows(history: History, stored: Stored) -> list[Row]:
-    """The rows of a round's clients, but those whose weights are not finite; none where no client is left."""
-    stored = history.finite(stored)
-    if not stored.ids or stored.clients is None:
-        return []
+    """The rows of a round's clients."""
     views = history.layout.views(stored.clients)
     p = torch.from_numpy(history.weights(stored.ids)).to(history.device)
     return [

@@ -362,8 +362,10 @@ def matching(
     """
     places = ["client", "global"] if on == "both" else [on]
     options = {"k": k, "rtol": rtol, "max_products": max_products, "seed": seed}
-    rows = history.each_round(
-        lambda stored: round_rows(history, stored, places, options), every_round=every_round
-    )
+    rows = [
+        {"round": stored.round, **row}
+        for stored in history.each(every_round=every_round)
+        for row in round_rows(history, stored, places, options)
+    ]
     rows = [{"masked": bool(pd.isna(row["value"])), **row} for row in rows]
     return table([*rows, *history.notes], **history.common)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """One row for each run and number of epochs; and what voted."""
+    """One row for each run and number of epochs."""
     yield Say(
         "personal accuracy after epochs of fine-tuning: mean, deviation and range over clients"
     )
@@ -32,8 +32,6 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     numbers = groups.agg(clients="count", mean="mean", std="std", lowest="min", highest="max")
     rows = numbers.rename_axis(["run", "epochs"]).reset_index().to_dict("records")
     yield Small(rows, {name: name for row in rows[:1] for name in row})
-    for text in frame["voters"].dropna().unique() if "voters" in frame else ():
-        yield Say(f"voted: {text}")
 
 
 def of_clients(frame: pd.DataFrame) -> pd.DataFrame:
@@ -120,7 +118,7 @@ def personalise(
     Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
     from fldiag.method import Personal
-    from fldiag.training.personalise import GlobalModel, check_plan, measure
+    from fldiag.training.personalise import GlobalModel, measure
     from fldiag.training.setup import load_weights, setup_of
 
     tables = []
@@ -129,10 +127,9 @@ def personalise(
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
         plan = replace(plan, epochs=lengths)
-        check_plan(setup)
         w, buffers = load_weights(run, setup)
         states = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)
-        rows = measure(setup, plan, start, seed=seed, run=run.name)
+        rows = measure(setup, plan, start, seed=seed)
         tables.append(check(table(rows, **run.common)))
     return pd.concat(tables, ignore_index=True)

@@ -13,9 +13,8 @@ Then ``fldiag forgetting runs/flower`` and every other verb. Works with the stra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -23,12 +22,6 @@ from torch import nn
 from fldiag.errors import FldiagError
 from fldiag.integrations.recorder import Recorder
 from fldiag.runs.checkpoint import State
-
-
-class FlowerRecorder(Recorder):
-    """Of a strategy of Flower."""
-
-    origin: ClassVar[str] = "flower"
 
 
 def record(
@@ -53,8 +46,7 @@ def record(
         data: As for a ``Recorder``.
         clients: Client -> the indices of its examples.
         client: The entry of the clients' train metrics that says who replied
-            (``metrics["partition-id"] = context.node_config["partition-id"]``, or ``flower.mod``); without ``clients`` nodes
-            that do not say it are numbered as they appear.
+            (``metrics["partition-id"] = context.node_config["partition-id"]``).
         seed: Of the training.
 
     Returns:
@@ -64,102 +56,50 @@ def record(
         FldiagError: The folder is taken, or what is given does not fit together; in training, weights that do not fit the
             model, and replies that do not say whose they are.
     """
-    if not hasattr(strategy, "configure_train"):
-        raise FldiagError(
-            f"a {type(strategy).__name__} is no strategy of flwr.serverapp: it has no configure_train",
-            usage=True,
-        )
-    method = type(strategy).__name__.lower()
-    rounds = _Rounds(
-        strategy, FlowerRecorder(out, model, data, clients, method=method, seed=seed), client
-    )
-    for name in ("start", "configure_train", "aggregate_train"):
-        setattr(strategy, name, getattr(rounds, name))
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    start_training, method = strategy.start, type(strategy).__name__.lower()
+    recorder = Recorder(out, model, data, clients, method=method, seed=seed)
+
+    def state(arrays: Any) -> State:
+        named = {str(name): np.array(array.numpy()) for name, array in arrays.items()}
+        is_list = all(name.isdigit() for name in named)
+        return recorder.state([*named.values()] if is_list else named, "the message's model")
+
+    def model_in(content: Any) -> State:
+        records = content.array_records
+        name = getattr(strategy, "arrayrecord_key", "arrays")
+        return state(records.get(name, next(iter(records.values()))))
+
+    def start(*args: Any, **options: Any) -> Any:
+        with recorder:
+            return start_training(*args, **options)
+
+    def configure_train(server_round: int, arrays: Any, *args: Any, **options: Any) -> list[Any]:
+        sent = list(configure(server_round, arrays, *args, **options) or [])
+        recorder.received = model_in(sent[0].content) if sent else state(arrays)
+        return sent
+
+    def aggregate_train(server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        arrays, metrics = aggregate(server_round, replies)
+        for reply in (reply for reply in replies if not reply.has_error()):
+            numbers = _numbers(*reply.content.metric_records.values())
+            if client not in numbers:
+                raise FldiagError(
+                    f"the reply of node {reply.metadata.src_node_id} does not say which client it is of",
+                    f'put it into the reply\'s metrics: metrics[{client!r}] = context.node_config["partition-id"]',
+                )
+            recorder.client(int(numbers[client]), model_in(reply.content), metrics=numbers)
+        # a strategy that makes no new model keeps the old one
+        aggregated = recorder.received if arrays is None else state(arrays)
+        recorder.round(aggregated=aggregated, metrics=_numbers(metrics))
+        return arrays, metrics
+
+    strategy.start, strategy.configure_train = start, configure_train
+    strategy.aggregate_train = aggregate_train
     return strategy
 
 
-def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """A client mod of Flower, ``ClientApp(mods=[flower.mod])``: every reply to a training says which client it is of.
-
-    Args:
-        message: What the client was sent.
-        context: Of the client; ``partition-id`` of its node's config goes into the reply's metrics.
-        call_next: What answers the message.
-
-    Returns:
-        The reply.
-    """
-    reply = call_next(message, context)
-    mine = context.node_config.get("partition-id")
-    if mine is not None and not reply.has_error():
-        for metrics in reply.content.metric_records.values():
-            metrics.setdefault("partition-id", int(mine))
-    return reply
-
-
-class _Rounds:
-    """The methods of a strategy that are watched, and what is known of the round that is under way."""
-
-    def __init__(self, strategy: Any, recorder: Recorder, key: str):
-        self.inner = {
-            name: getattr(strategy, name)
-            for name in ("start", "configure_train", "aggregate_train")
-        }
-        self.strategy, self.recorder, self.key = strategy, recorder, key
-        self.nodes: dict[int, int] = {}
-        self.received: State = {}
-
-    def start(self, *args: Any, **options: Any) -> Any:
-        with self.recorder:
-            return self.inner["start"](*args, **options)
-
-    def configure_train(
-        self, server_round: int, arrays: Any, *args: Any, **options: Any
-    ) -> list[Any]:
-        sent = list(self.inner["configure_train"](server_round, arrays, *args, **options) or [])
-        self.received = self._state(self._arrays(sent[0].content) if sent else arrays)
-        return sent
-
-    def aggregate_train(self, server_round: int, replies: Any) -> Any:
-        replies = list(replies)
-        arrays, metrics = self.inner["aggregate_train"](server_round, replies)
-        for reply in replies:
-            if not reply.has_error():
-                numbers = _numbers(reply.content.metric_records.values())
-                state = self._state(self._arrays(reply.content))
-                self.recorder.client(self._client(reply, numbers), state, metrics=numbers)
-        # a strategy that makes no new model keeps the old one
-        state = self.received if arrays is None else self._state(arrays)
-        self.recorder.round(
-            aggregated=state, received=self.received, metrics=_numbers([metrics or {}])
-        )
-        return arrays, metrics
-
-    def _client(self, reply: Any, numbers: Mapping[str, Any]) -> int:
-        node = int(reply.metadata.src_node_id)
-        if self.key in numbers:
-            return int(numbers[self.key])
-        if self.recorder.parts is not None:
-            raise FldiagError(
-                f"the reply of node {node} does not say which client of the partition it is",
-                f'put it into the reply\'s metrics: metrics[{self.key!r}] = context.node_config["partition-id"]',
-            )
-        return self.nodes.setdefault(node, len(self.nodes))
-
-    def _arrays(self, content: Any) -> Any:
-        """The model among the arrays of a message."""
-        records = content.array_records
-        name = getattr(self.strategy, "arrayrecord_key", "arrays")
-        if not records:
-            raise FldiagError("a message of Flower holds no arrays")
-        return records[name] if name in records else next(iter(records.values()))
-
-    def _state(self, arrays: Any) -> State:
-        named = {str(name): np.array(array.numpy()) for name, array in arrays.items()}
-        is_list = all(name.isdigit() for name in named)
-        return self.recorder.state([*named.values()] if is_list else named, "the message's model")
-
-
-def _numbers(records: Any) -> dict[str, float]:
-    pairs = [pair for record in records for pair in record.items()]
+def _numbers(*records: Any) -> dict[str, float]:
+    pairs = [pair for record in records if record for pair in record.items()]
     return {str(name): value for name, value in pairs if isinstance(value, (int, float))}

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
 from fldiag.errors import FldiagError
+from fldiag.execution import workspace
 from fldiag.integrations.recorder import Recorder, mean
-from fldiag.models import state_dict
-from fldiag.runs import given
-from fldiag.runs.checkpoint import State, read_checkpoint
-from fldiag.runs.run import Run, verify
+from fldiag.runs.checkpoint import State
+from fldiag.runs.run import Run, open_checkpoint
 
 #: What stands for what in a pattern. A number is taken whole.
 PLACES = {"{round}": r"(?P<round>\d++)", "{client}": r"(?P<client>\d++)"}
 #: (round, client) -> file; the client of a global model is None.
 Files = dict[tuple[int, int | None], Path]
-
-
-class FolderRecorder(Recorder):
-    """Of a folder of files."""
-
-    origin: ClassVar[str] = "folder"
 
 
 def convert(
@@ -40,7 +32,6 @@ def convert(
     method: str = "foreign",
     seed: int = 0,
     key: str | None = None,
-    on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
     """Turn a folder of client checkpoints, or of global models, into a run. Rounds are numbered 1, 2, ... in their order.
 
@@ -58,14 +49,12 @@ def convert(
         method: What tables call the training.
         seed: Of the training.
         key: Which of several sets of weights in a file, such as ``model_ema``.
-        on_event: Gets a dict after every round.
 
     Returns:
         The run.
 
     Raises:
-        FldiagError: No file is named so, one cannot be read or does not fit the model, or the partition lacks a client; then
-            the run is made without the partition.
+        FldiagError: No file is named so, one cannot be read or does not fit the model, or the partition lacks a client.
     """
     folder = Path(folder)
     files = find(folder, pattern) if pattern else {}
@@ -77,47 +66,29 @@ def convert(
             "say it: --pattern 'round_{round}/client_{client}.pt', --global-pattern 'round_{round}.pt'",
             usage=True,
         )
-    ids = {client for _, client in files if client is not None}
-    lacking: set[int] = set()
-    if partition is not None:
-        parts = given.partition_of(partition, data, None)
-        lacking = ids - parts.keys()
-    clients = None if lacking else partition
-    with FolderRecorder(out, model, data, clients, method=method, seed=seed) as recorder:
+    with Recorder(out, model, data, partition, method=method, seed=seed) as recorder:
 
         def read(path: Path) -> State:
-            verify(path)
-            c = read_checkpoint(path, key)
-            return recorder.state(state_dict.fit(c.state, recorder.module)[0], str(path))
+            return recorder.state(open_checkpoint(path, key).state, str(path))
 
+        sizes = {k: len(part) for k, part in (recorder.parts or {}).items()}
         if not globals_:
             recorder.note("no global models are given: they are the means of the clients' weights")
         for number, r in enumerate(rounds, 1):
-            states = {k: read(path) for (s, k), path in files.items() if s == r and k is not None}
+            states = {int(k or 0): read(path) for (s, k), path in files.items() if s == r}
             if (r, None) in globals_:
                 state = read(globals_[r, None])
             elif globals_:
                 raise FldiagError(f"{folder} has no global model of round {r}", usage=True)
             else:
-                state = mean(
-                    [*states.values()], [len((recorder.parts or {}).get(k, ())) for k in states]
-                )
-            received = None
-            if r - 1 not in rounds[:number]:
-                recorder.forget()
-                if (r - 1, None) in globals_:
-                    received = read(globals_[r - 1, None])
-            recorder.round(aggregated=state, clients=states, received=received)
-            if on_event is not None:
-                about = {"event": "round", "round": number, "rounds": len(rounds)}
-                on_event({**about, "clients": len(states)})
-    if lacking:
-        raise FldiagError(
-            f"{out} is made without the partition, which lacks client {min(lacking)} and has {min(parts)} to {max(parts)}",
-            "number the partition's clients as the files do; then convert into another folder",
-            usage=True,
-        )
-    return recorder.run
+                state = mean([*states.values()], [sizes.get(k, 1) for k in states])
+            if (r - 1, None) in globals_:
+                recorder.received = read(globals_[r - 1, None])
+            elif r - 1 not in rounds:
+                recorder.received = None
+            recorder.round(aggregated=state, clients=states)
+            workspace().show(number, len(rounds), f"round {number}")
+        return recorder.run
 
 
 def find(folder: Path, pattern: str) -> Files:
@@ -149,13 +120,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
     >>> compiled("*_{client}.pt").fullmatch("a_b_7.pt")["client"]
     '7'
     """
-    first, *others = (
+    pieces = [
         "".join(PLACES.get(part, re.escape(part)) for part in re.split(r"(\{\w+\})", piece))
         for piece in pattern.split("*")
-    )
-    middle = "".join(f"(?>[^/]*?{piece})" for piece in others[:-1])
-    last = f"(?>[^/]*?{others[-1]}$)" if others else ""
+    ]
+    pieces[-1] += "$"
     try:
-        return re.compile(first + middle + last)
+        return re.compile(pieces[0] + "".join(f"(?>[^/]*?{piece})" for piece in pieces[1:]))
     except re.error:
         raise FldiagError(f"{pattern!r} names {{round}} or {{client}} twice", usage=True) from None

@@ -8,19 +8,17 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fldiag import data as datasets
 from fldiag import models
 from fldiag.data import Dataset, packed, partition
-from fldiag.data.dataset import ARRAYS
-from fldiag.errors import FldiagError, counted, error_text
+from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
 from fldiag.problem.loss import is_probabilities
@@ -29,15 +27,12 @@ from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
 from fldiag.runs import base, given
 from fldiag.runs.checkpoint import State
-from fldiag.runs.open_problem import logits_of, merges, with_packed_inputs
+from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
 from fldiag.training.evaluate import score_rows, scores_of
 
-#: Bytes of examples up to which a run keeps its own copy of them.
-KEPT = 256 * 2**20
-NOTHING = np.empty(0, dtype=np.int64)
 #: The recorders of this process by their folders: ``resume`` takes the place of one that an interrupted cell left.
-_OPEN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
+OPEN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
 
 
 class Recorder:
@@ -63,8 +58,13 @@ class Recorder:
             and weights in which they differ are refused.
         resume: Go on with the run in ``out`` after its last round.
 
+    Attributes:
+        run: What is on the disk.
+        received: What the clients of the coming round start from unless ``round`` is told; None: that is not known.
+
     Raises:
-        FldiagError: The folder is taken, what is given does not fit together, or it is not what was recorded so far.
+        FldiagError: The folder is taken, what is given does not fit together, or it is not what was recorded so far; the model's
+            eval() rewrites its weights.
 
     >>> import tempfile, fldiag, torch
     >>> net, x, y = torch.nn.Linear(2, 2), torch.randn(8, 2), torch.arange(8) % 2
@@ -73,9 +73,6 @@ class Recorder:
     >>> rec.run.rounds
     [0, 1]
     """
-
-    #: Where the rounds come from.
-    origin: ClassVar[str] = "recorder"
 
     def __init__(
         self,
@@ -91,131 +88,118 @@ class Recorder:
         trainable: bool = False,
         resume: bool = False,
     ):
-        name = data if isinstance(data, str) else None
         self.parts: given.Parts | None = None
         if data is None and given.are_examples(clients):
             data, self.parts = given.examples_of(clients)
-        self.dataset = _dataset_of(data, test)
-        n, n_test = 0, 0
-        if self.dataset is not None:
-            n, n_test = len(self.dataset.train_y), len(self.dataset.test_y)
+        dataset: Dataset | None = None
+        if isinstance(data, str):
+            dataset = datasets.load(data, allow_code={data})
+        elif data is not None:
+            dataset = given.dataset_of(data, test)
+        self.dataset = dataset
+        shape, classes = (dataset.shape, dataset.classes) if dataset else ((), 0)
         if clients is not None and self.parts is None:
-            self.parts = given.partition_of(clients, data, n or None)
+            n = len(dataset.train_y) if dataset else None
+            self.parts = given.partition_of(clients, data, n)
         partitions = {} if self.parts is None else {"partition.npz": self.parts}
         if test_clients is not None:
-            partitions["test_partition.npz"] = given.partition_of(test_clients, test, n_test)
-        self.module = _module_of(model, self.dataset, trainable)
-        self.layout = Layout.of(self.module)
-        self._tensors = dict([*self.module.named_parameters(), *self.module.named_buffers()])
-        self._base = lora.frozen_weights(self.module)
-        self._merges = merges(self.module)
-        self._evaluator: nn.Module | None = None
-        if self.dataset is not None:
-            self._evaluator = with_packed_inputs(copy_module(self.module).cpu(), self.dataset)
-        self._trained: dict[int, State] = {}
-        self._rows: list[Row] = []
-        self._notes: list[str] = []
-        self._owner = os.getpid(), threading.get_ident()
-        self._is_closed = False
+            n = len(dataset.test_y) if dataset else 0
+            partitions["test_partition.npz"] = given.partition_of(test_clients, test, n)
         total = max(map(max, partitions.values()), default=-1) + 1
-        lists = {n: [p.get(k, NOTHING) for k in range(total)] for n, p in partitions.items()}
-        path = Path(out)
-        self._config: dict[str, Any] = {
-            "name": path.resolve().name,
-            "seed": seed,
-            "data": {} if name is None else {"name": name},
-            "partition": {"kind": "unknown" if self.parts is None else "given"},
-            "clients": {"total": total},
-            "model": {"name": model} if isinstance(model, str) else {},
-            "method": {"name": method},
+        lists: dict[str, list[Any]] = {
+            n: [p.get(k, []) for k in range(total)] for n, p in partitions.items()
         }
-        self._recipe = {
-            "kind": self.origin,
+
+        names = {"model": model, "data": data}
+        if isinstance(model, str):
+            model = models.build(model, shape or None, classes, allow_code={model})
+        self.module = unwrap_model(model)
+        if trainable:
+            self.module = copy.deepcopy(self.module)
+            frozen = [n for n, p in self.module.named_parameters() if not p.requires_grad]
+            lora.freeze(self.module, frozen)
+        check_merging(self.module)
+        self.layout = Layout.of(self.module)
+        stored = self.module.state_dict().keys()
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        self._tensors = {n: t.detach() for n, t in tensors if n in stored}
+        self._evaluator: nn.Module | None = None
+        if dataset:
+            self._evaluator = with_packed_inputs(copy_module(self.module).cpu(), dataset)
+        self._trained: dict[int, tuple[State, list[Row]]] = {}
+
+        path = Path(out)
+        recipe: dict[str, Any] = {
             "method": method,
             "seed": seed,
-            "partition": digest(lists) if lists else None,
-        }
-        about = provenance(
-            seed=seed,
-            data=None if self.dataset is None else self.dataset.fingerprint(),
-            architecture=digest([[n, list(t.shape)] for n, t in self._tensors.items()])[:16],
-            module=f"{type(self.module).__module__}.{type(self.module).__qualname__}",
+            "partition": digest(lists),
+            "data": dataset.fingerprint() if dataset else None,
             **base.provenance(self.module),
-        )
-        folder = os.path.realpath(out)
-        if resume and folder in _OPEN:
-            _OPEN[folder]._release()
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(lock(path))
-        try:
-            is_new = not (path / ABOUT).is_file()
-            self.run = self._created(path, about, lists) if is_new else Run.open(path)
-            if not is_new:
-                self._go_on(about, resume)
-        except BaseException:
-            self._stack.close()
-            raise
-        _OPEN[folder] = self
-        self._last = self.state(self.run.checkpoint().state) if self.run.records else None
-        for text in () if self.dataset is None else self.dataset.remarks:
-            self.note(text)
-        if self.dataset is not None and not self.dataset.tested:
-            self.note(given.UNTESTED)
-        if self._merges:
-            self.note(
-                "the model's eval() rewrites its weights: state_dicts are taken to be those of train mode"
-            )
+        }
+        self._manifest: dict[str, Any] = {
+            "shape": list(shape),
+            "classes": classes,
+            "seed": seed,
+            "provenance": provenance(**recipe),
+        }
+        self._about: dict[str, Any] = {
+            "config": {
+                "seed": seed,
+                "partition": {"kind": "unknown" if self.parts is None else "given"},
+                "clients": {"total": total},
+                "method": {"name": method},
+                **{k: {"name": v} if isinstance(v, str) else {} for k, v in names.items()},
+            },
+            "origin": {"notes": list(dataset.remarks if dataset else ())},
+        }
+        folder = os.path.realpath(path)
+        if resume and folder in OPEN:
+            OPEN[folder]._release()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock(path))
+            if not (path / ABOUT).is_file():
+                self.run = self._new(path, lists)
+            elif not resume:
+                raise FldiagError(
+                    f"{path} already holds a run",
+                    "choose another folder, or go on with it: resume=True",
+                    usage=True,
+                )
+            else:
+                self.run = Run.open(path)
+                before = self.run.about["provenance"]
+                if before | recipe != before:
+                    raise FldiagError(
+                        f"{path} was recorded with another model, data, partition, method or seed",
+                        usage=True,
+                    )
+                self.run.resume()
+                self._about = {key: self.run.about[key] for key in self._about}
+            self.received = self.state(self.run.checkpoint().state) if self.run.records else None
+            self._stack = stack.pop_all()
+        self._owner: tuple[int, int] | None = (os.getpid(), threading.get_ident())
+        OPEN[folder] = self
 
-    def _created(self, path: Path, about: Any, lists: Mapping[str, Sequence[np.ndarray]]) -> Run:
+    def _new(self, path: Path, lists: Mapping[str, Sequence[Any]]) -> Run:
         if any(entry.name != LOCK for entry in path.iterdir()):
             raise FldiagError(f"{path} holds other files", "choose an empty folder", usage=True)
-        dataset = self.dataset
-        is_kept = dataset is not None and not self._config["data"]
-        if dataset is not None and is_kept:
-            is_kept = sum(getattr(dataset, name).nbytes for name in ARRAYS) <= KEPT
-        if dataset is not None and is_kept:
-            moments = [",".join(map(repr, part)) for part in (dataset.mean, dataset.std)]
-            how = "/".join(moments) if dataset.mean else None
-            self._config["data"] = {"name": "npz:data.npz", "normalise": how}
-        names = digest(self._config, self._recipe)[:16]
-        run = Run.create(path, self._config, about, hash=names, origin=self._about()["origin"])
+        config = self._about["config"]
+        kept = None if config["data"] else self.dataset
+        if kept:
+            config["data"] = {"name": "npz:data.npz"}
+        about = {"provenance": self._manifest["provenance"], **self._about}
+        run = Run.create(path, hash=digest(about)[:16], **about)
         try:
             for name, parts in lists.items():
                 run.put(name, lambda f, parts=parts: partition.save(f, parts))  # type: ignore[misc]
-            if dataset is not None and is_kept:
-                run.put("data.npz", lambda f: packed.save(f, dataset))
+            if kept:
+                run.put("data.npz", lambda f: packed.save(f, kept))
             base.keep(run, self.module)
             run.begin()
         except BaseException:  # of a full disk nothing stays that would be in the way later
             run.discard()
             raise
         return run
-
-    def _go_on(self, about: Mapping[str, Any], resume: bool) -> None:
-        """Raises FldiagError unless the run may go on, and was recorded so far with this model, data and partition."""
-        run = self.run
-        if not resume:
-            raise FldiagError(
-                f"{run.path} already holds a run",
-                "choose another folder, or go on with it: resume=True",
-                usage=True,
-            )
-        before = {**run.origin.get("recipe", {}), **run.about["provenance"]}
-        now = {**self._recipe, **about}
-        for key in (*self._recipe, "data", "architecture", "base"):
-            if before.get(key) != now.get(key):
-                raise FldiagError(
-                    f"the {key} is not that with which {run.path} was recorded so far",
-                    "give the same, or record into another folder",
-                    usage=True,
-                )
-        run.resume()
-        self._config, self._notes = run.about["config"], run.origin["notes"]
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else ""
-        rounds = counted(self.run.done, "round")
-        return f"Recorder({str(self.run.path)!r}, {rounds}, {self.layout.size:,} parameters{state})"
 
     def __enter__(self) -> Recorder:
         return self
@@ -244,13 +228,12 @@ class Recorder:
         k = given.number_of(client)
         if self.parts is not None and k not in self.parts:
             raise FldiagError(
-                f"client {k} is not in the partition of clients {min(self.parts)} to {max(self.parts)}",
-                "number the clients as the partition does",
+                f"client {k} is not in the partition",
+                "number the clients as the partition does, from 0",
                 usage=True,
             )
         rows = _rows(metrics, moment="trained", scope="client", client=k)
-        self._trained[k] = self.state(weights, f"client {k}")
-        self._rows = [*(row for row in self._rows if row["client"] != k), *rows]
+        self._trained[k] = self.state(weights, f"client {k}"), rows
 
     def round(
         self,
@@ -276,16 +259,34 @@ class Recorder:
         try:
             for client, weights in (clients or {}).items():
                 self.client(client, weights)
-            start, starts = self._received(received)
-            state = self.state(aggregated, "the aggregated model")
-            count = {"moment": "trained", "scope": "global", "metric": "clients"}
-            rows = [{**count, "value": float(len(self._trained))}, *self._rows]
-            rows += _rows(metrics, moment="aggregated", scope="global")
-            rows += self._scores(state)
-            self._write(state, start, starts, rows)
-            self._last = state
+            start, starts = self._starts(received)
+            state, t, ids = (
+                self.state(aggregated, "the aggregated model"),
+                self.run.done + 1,
+                sorted(self._trained),
+            )
+            rows = [row for _, rows in self._trained.values() for row in rows]
+            rows += _rows(metrics, moment="aggregated", scope="global") + self._scores(state)
+            tensors: dict[str, Any] = {}
+            if ids:
+                ends = [self._trained[k][0] for k in ids]
+                tensors["clients"], tensors["buffers"] = self._stacked(ends)
+                tensors["received"] = None if start is None else self.layout.row(start)
+                total = self._about["config"]["clients"]
+                total["total"] = max(total["total"], ids[-1] + 1)
+            if starts:
+                tensors["starts"], tensors["start_buffers"] = self._stacked(starts)
+            if start is not None and not self.run.records:
+                self._put(0, [], [], start)
+            self._put(t, ids, [{"round": t, **row} for row in rows], state, **tensors)
+            self.received = state
+        except BaseException:  # go on from what is on the disk, also after Ctrl-C
+            with contextlib.suppress(FldiagError):
+                self.run = Run.open(self.run.path)
+                self.run.resume()
+            raise
         finally:
-            self._trained, self._rows = {}, []
+            self._trained = {}
 
     def note(self, text: str) -> None:
         """Remember what was missing or had to be supposed; every table of the run says so.
@@ -294,8 +295,9 @@ class Recorder:
             text: In words.
         """
         self._confirm_owner()
-        if text not in self._notes:
-            self._notes = [*self._notes, text]
+        notes = self._about["origin"]["notes"]
+        if text not in notes:
+            notes.append(text)
 
     def close(self) -> Run:
         """Say that no round is missing any more, and release the folder.
@@ -303,10 +305,9 @@ class Recorder:
         Returns:
             The run.
         """
-        if not self._is_closed:
+        if self._owner is not None:
             self._confirm_owner()
-            self._config = {**self._config, "rounds": self.run.done}
-            self._append(self.run.done, [], status="finished")
+            self.run.append(self.run.done, [], status="finished", about=self._about)
             self._release()
         return self.run
 
@@ -323,241 +324,123 @@ class Recorder:
         Raises:
             FldiagError: They do not fit the model, are no plain numbers, or differ from the frozen weights.
         """
-        tensors = {n: _plain(v, f"{n} of {label}") for n, v in self._named(weights).items()}
-        if self._base:
-            tensors, _ = state_dict.without_prefix(tensors, self.module)
-        for name, frozen in self._base.items():
-            if name in tensors and _is_moved(tensors.pop(name), frozen):
+        own = self.module.state_dict()
+        if isinstance(weights, nn.Module):
+            weights = unwrap_model(weights).state_dict()
+        try:
+            if hasattr(weights, "shape"):
+                weights = own | self.layout.views(torch.as_tensor(weights))
+            elif not isinstance(weights, Mapping):
+                weights = dict(zip(own, weights, strict=True))
+            tensors = {str(name): _plain(value) for name, value in weights.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FldiagError(
+                f"{label} is not {self.layout.size:,} parameters in {len(own)} tensors: {first_line(error)}",
+                "give a module, a state_dict, a vector of the parameters, or a list of arrays",
+            ) from None
+        tensors, _ = state_dict.without_prefix(tensors, self.module)
+        for name, frozen in lora.frozen_weights(self.module).items():
+            if name in tensors and not torch.allclose(tensors.pop(name).to(frozen), frozen):
                 raise FldiagError(
                     f"the frozen weights {name} of {label} differ from those of the recorder's model",
                     "leave them as they are in training; or store all weights: trainable=False",
-                    usage=True,
                 )
-        state, _ = state_dict.fit(state_dict.with_first_names(tensors, self.module), self.module)
-        # loops make float64 of float32 and fractions of counters; a model loads both as it has them
-        for name, t in state.items():
-            kind = self._tensors[name].dtype
-            is_whole = t.is_floating_point() and not kind.is_floating_point
-            state[name] = (t.round() if is_whole else t).to("cpu", kind, copy=True)
-        return state
+        state, _ = state_dict.fit(tensors, self.module)
+        # loops make float64 of float32; a counter of batches may lack
+        return {
+            name: state.get(name, t).to("cpu", t.dtype, copy=True)
+            for name, t in self._tensors.items()
+        }
 
-    def _named(self, weights: Any) -> dict[str, Any]:
-        """Weights by name. Raises FldiagError for what holds none, or another number of them than the model has."""
-        if isinstance(weights, nn.Module):
-            module = unwrap_model(weights)
-            if self._merges and not module.training:
-                module = copy_module(module).train()
-            return dict(module.state_dict())
-        if isinstance(weights, Mapping):
-            return {str(n): v for n, v in weights.items()}
-        own = self.module.state_dict()
-        if isinstance(weights, (Tensor, np.ndarray)) and weights.shape == (self.layout.size,):
-            return {**own, **self.layout.views(torch.as_tensor(weights))}
-        arrays = list(weights) if isinstance(weights, Iterable) else []
-        if len(arrays) != len(own):
-            raise FldiagError(
-                f"a {type(weights).__name__} with {len(arrays)} entries is no model of {self.layout.size:,} parameters",
-                f"give a module, a state_dict, a vector of the parameters, or {len(own)} arrays",
-                usage=True,
-            )
-        return dict(zip(own, arrays, strict=True))
-
-    def forget(self) -> None:
-        """What the clients of the coming round received is not known, unless ``round`` is told."""
-        self._last = None
-
-    def _received(self, received: Any) -> tuple[State | None, dict[int, State]]:
+    def _starts(self, received: Any) -> tuple[State | None, list[State]]:
         """What all clients started from; and what each did, where that differs."""
         if received is None:
-            return self._last, {}
-        if not (isinstance(received, Mapping) and not any(isinstance(k, str) for k in received)):
-            return self.state(received, "the received model"), {}
-        if lacking := self._trained.keys() - received.keys():
-            raise FldiagError(f"what client {min(lacking)} received is missing", usage=True)
-        starts = {
-            k: self.state(received[k], f"what client {k} received") for k in sorted(self._trained)
-        }
-        if self._last is None:
-            self.note(
-                "the global model before the first round is the mean of what clients received"
-            )
-        return self._last or mean(list(starts.values())), starts
+            return self.received, []
+        if not isinstance(received, Mapping) or any(isinstance(key, str) for key in received):
+            return self.state(received, "the received model"), []
+        starts = [
+            self.state(received.get(k), f"what client {k} received") for k in sorted(self._trained)
+        ]
+        if self.received is None:
+            self.note("the first global model is the mean of what the clients received")
+        return self.received or mean(starts, [1] * len(starts)), starts
 
     def _scores(self, state: State) -> list[Row]:
-        """Loss and accuracy of the global model; where it cannot be tested, a note and a warning, once."""
+        """Loss and accuracy of the user's own module in its own eval mode; where it has none, a note and a warning, once."""
         model, dataset = self._evaluator, self.dataset
         if model is None or dataset is None:
             return []
+
+        def outputs(x: Tensor) -> Tensor:
+            z = logits_of(model(x)).float()
+            if not dataset.regression and is_probabilities(z):
+                raise FldiagError("the model returns probabilities, and the loss is of logits")
+            return z
+
         try:
-            return _evaluated(model, state, dataset)
+            with torch.random.fork_rng(devices=[]):
+                model.train()
+                model.load_state_dict(state, strict=False)
+                model.eval()
+                dtype = next(model.parameters()).dtype
+                scores = scores_of(outputs, dataset, torch.device("cpu"), dtype)
         except Exception as error:  # of the user's model, for which training must not end
-            why = error.what if isinstance(error, FldiagError) else error_text(error)
-            text = f"the global model could not be evaluated: {why}"
+            text = f"the global model could not be evaluated: {error_text(error)}"
             self.note(text)
             warnings.warn(f"fldiag: {text}; weights are recorded all the same", stacklevel=3)
             self._evaluator = None
             return []
+        return score_rows(scores, dataset.evaluation[0])
 
     # What is written
 
-    def _write(
-        self, state: State, start: State | None, starts: Mapping[int, State], rows: list[Row]
-    ) -> None:
-        ids, t = sorted(self._trained), self.run.done + 1
-        tensors: dict[str, Any] = {}
-        if ids:
-            tensors["clients"], tensors["buffers"] = self._stacked([self._trained[k] for k in ids])
-            tensors["received"] = None if start is None else self.layout.row(start)
-            total = max(self._config["clients"]["total"], ids[-1] + 1)
-            self._config = {**self._config, "clients": {"total": total}}
-        if starts:
-            tensors["starts"], tensors["start_buffers"] = self._stacked(list(starts.values()))
-        try:
-            if not self.run.records and start is not None:
-                self._put(0, start, [])
-                self._append(0, [])
-            self._put(t, state, ids, **tensors)
-            self._append(t, [{"round": t, **row} for row in rows])
-        except BaseException:  # go on from what is on the disk, also after Ctrl-C
-            with contextlib.suppress(FldiagError):
-                self.run = Run.open(self.run.path)
-                self.run.resume()
-            raise
-
     def _stacked(self, states: Sequence[State]) -> tuple[Tensor, State]:
         """Rows of the parameters [K, P], and the buffers [K, ...]."""
-        names = self._tensors.keys() - set(self.layout.names)
-        buffers = [n for n in self._tensors if n in names and all(n in s for s in states)]
+        rest = self._tensors.keys() - set(self.layout.names)
         rows = torch.stack([self.layout.row(s) for s in states])
-        return rows, {n: torch.stack([s[n] for s in states]) for n in buffers}
+        return rows, {n: torch.stack([s[n] for s in states]) for n in sorted(rest)}
 
-    def _put(self, t: int, state: State, ids: Sequence[int], **tensors: Any) -> None:
-        dataset = self.dataset
-        manifest = {
-            "round": t,
-            "seed": self._config["seed"],
-            "config": self._config,
-            "shape": [] if dataset is None else list(dataset.shape),
-            "classes": 0 if dataset is None else dataset.classes,
-            "clients": list(ids),
-            "provenance": self.run.about["provenance"],
-            "run": self.run.path.name,
-            "origin": self._recipe,
-        }
-        self.run.put_checkpoint(t, manifest, state, **tensors)
-
-    def _append(self, t: int, rows: Sequence[Row], **facts: Any) -> None:
-        """A line, with what changed of what the run says of itself."""
-        about = self._about()
-        if any(self.run.about[key] != value for key, value in about.items()):
-            facts["about"] = about
-        self.run.append(t, rows, **facts)
-
-    def _about(self) -> dict[str, Any]:
-        return {
-            "config": self._config,
-            "origin": {"recipe": self._recipe, "notes": self._notes},
-        }
+    def _put(
+        self, t: int, ids: Sequence[int], rows: Sequence[Row], state: State, **tensors: Any
+    ) -> None:
+        facts = {"round": t, "clients": ids, **self._about, **self._manifest}
+        self.run.put_checkpoint(t, facts, state, **tensors)
+        self.run.append(t, rows, about=self._about)
 
     def _confirm_owner(self) -> None:
-        if self._is_closed:
-            raise FldiagError(
-                f"{self!r} is closed", "go on with a new one: resume=True", usage=True
-            )
         if self._owner != (os.getpid(), threading.get_ident()):
             raise FldiagError(
-                f"{self!r} is used by another thread or process than the one that made it",
-                "record in that one: hand the clients' weights over to it",
-                usage=True,
+                "the recorder is closed, or used by another thread or process than the one that made it"
             )
 
     def _release(self) -> None:
-        if os.getpid() == self._owner[0]:  # a forked copy does not own the folder
-            self._is_closed = True
+        if self._owner is not None and self._owner[0] == os.getpid():  # not of a forked copy
+            self._owner = None
             self._stack.close()
 
 
-def _evaluated(model: nn.Module, state: State, dataset: Dataset) -> list[Row]:
-    """Loss and accuracy of the user's own module in its own eval mode, with these weights."""
-    model.train()
-    model.load_state_dict(state, strict=False)
-    model.eval()
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-
-    def outputs(x: Tensor) -> Tensor:
-        z = logits_of(model(x)).float()
-        z = z[:, None] if z.ndim == 1 else z
-        if not dataset.regression and _is_probability(z):
-            raise FldiagError("the model returns probabilities, and the loss is of logits")
-        return z
-
-    with torch.random.fork_rng(devices=[]):
-        scores = scores_of(outputs, dataset, torch.device("cpu"), dtype)
-    return score_rows(scores, dataset.evaluation[0])
-
-
-def _is_probability(z: Tensor) -> bool:
-    return is_probabilities(z) or (z.shape[1:] == (1,) and bool(((z >= 0) & (z <= 1)).all()))
-
-
-def _dataset_of(data: Any, test: Any) -> Dataset | None:
-    if isinstance(data, str):
-        return datasets.load(data, allow_code={data})
-    return data if data is None or isinstance(data, Dataset) else given.dataset_of(data, test)
-
-
-def _module_of(model: nn.Module | str, dataset: Dataset | None, trainable: bool) -> nn.Module:
-    """The network; with ``trainable`` a copy in which the other parameters are frozen."""
-    if isinstance(model, str):
-        shape, classes = (None, 0) if dataset is None else (dataset.shape, dataset.classes)
-        module = models.build(model, shape, classes, allow_code={model})
-    else:
-        module = unwrap_model(model)
-    if trainable:
-        module = copy.deepcopy(module)
-        lora.freeze(module, [n for n, p in module.named_parameters() if not p.requires_grad])
-    return module
-
-
-def _plain(value: Any, label: str) -> Tensor:
-    """A dense tensor of real numbers. Raises FldiagError for anything else."""
-    try:
-        t = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        if t.layout == torch.strided and not (t.is_meta or t.is_complex() or t.is_quantized):
-            return t
-        kind = f"{t.layout} tensor of {t.dtype} on {t.device}"
-    except (TypeError, ValueError, RuntimeError):
-        kind = type(value).__name__
-    raise FldiagError(f"{label} is a {kind}", "give dense tensors of real numbers", usage=True)
-
-
-def _is_moved(tensor: Tensor, frozen: Tensor) -> bool:
-    """Whether frozen weights differ by more than averages and copies in another precision explain: half of the digits."""
-    eps = max(torch.finfo(t.dtype).eps for t in (tensor, frozen))
-    a, b = tensor.cpu().double(), frozen.cpu().double()
-    atol = eps**0.5 * float(b.abs().max())
-    return a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=atol, equal_nan=True)
+def _plain(value: Any) -> Tensor:
+    """As a dense tensor of real numbers. Raises TypeError or RuntimeError for anything else."""
+    t = torch.as_tensor(value).detach()
+    if t.layout != torch.strided or t.is_meta or t.is_complex():
+        raise TypeError(f"it holds a {t.layout} tensor of {t.dtype} on {t.device}")
+    return t
 
 
 def _rows(metrics: Mapping[str, float] | None, **about: Any) -> list[Row]:
     """A row for every number. Raises FldiagError for what is none."""
-    rows = []
-    for name, value in (metrics or {}).items():
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            raise FldiagError(f"the metric {name!r} is not a number", usage=True) from None
-        rows.append({**about, "source": "the loop", "metric": str(name), "value": number})
-    return rows
+    about["source"] = "the loop"
+    try:
+        return [{**about, "metric": n, "value": float(v)} for n, v in (metrics or {}).items()]
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise FldiagError(f"the metrics {metrics}: {first_line(error)}") from None
 
 
-def mean(states: Sequence[State], shares: Sequence[float] = ()) -> State:
-    """The mean of state_dicts, weighted by ``shares`` where any is not 0, taken in float64; counters take the largest."""
-    p = torch.tensor(shares if any(shares) else [1.0] * len(states), dtype=torch.float64)
-    averages = {}
-    for name in (n for n in states[0] if all(n in s for s in states)):
+def mean(states: Sequence[State], shares: Sequence[float]) -> State:
+    """The mean of state_dicts, weighted by ``shares``, taken in float64; counters take the largest."""
+    p, average = torch.tensor(shares, dtype=torch.float64) / sum(shares), {}
+    for name, t in states[0].items():
         rows = torch.stack([s[name] for s in states])
-        averages[name] = rows.amax(0)
-        if rows.is_floating_point():
-            averages[name] = torch.tensordot(p / p.sum(), rows.double(), 1).to(rows.dtype)
-    return averages
+        is_counter = not t.is_floating_point()
+        average[name] = rows.amax(0) if is_counter else torch.tensordot(p, rows.double(), 1).to(t)
+    return average

@@ -81,17 +81,6 @@ def key_remedy(key: str) -> str:
     return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
 
 
-def with_first_names(state: State, module: nn.Module) -> State:
-    """The state_dict, where a tied tensor that is there under its second name only gets the first too: files often hold one."""
-    first: dict[int, str] = {}
-    tied = {}
-    for name, p in module.named_parameters(remove_duplicate=False):
-        first_name = first.setdefault(id(p), name)
-        if first_name not in state and name in state:
-            tied[first_name] = state[name]
-    return {**state, **tied}
-
-
 def fit(state: State, module: nn.Module) -> tuple[State, str]:
     """(the module's parameters in its own order and the buffers that are there, the prefix that was stripped).
 

@@ -86,7 +86,7 @@ def test_every_door_takes_the_same_names(without, tmp_path):
     run = fldiag.train(config, out=tmp_path / "run", device="auto")
     doors = [
         lambda d: fldiag.train(config, out=tmp_path / f"new-{d}", device=d),
-        lambda d: fldiag.History.of(run, device=d),
+        lambda d: fldiag.History(run, device=d),
         lambda d: fldiag.diagnose(run, "spectrum", samples=20, device=d),
         lambda d: fldiag.diagnose(run, "forgetting", device=d),
         lambda d: fldiag.diagnose(run, "personalise", epochs="0", device=d),
@@ -103,7 +103,7 @@ def test_every_door_takes_the_same_names(without, tmp_path):
 
 
 def test_auto_is_the_default_of_python_too():
-    for function in (fldiag.train, fldiag.History.of, Setup):
+    for function in (fldiag.train, fldiag.History, Setup):
         assert inspect.signature(function).parameters["device"].default == "auto"
 
 
