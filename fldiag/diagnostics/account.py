@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.choices import EveryRound, Seed, Tol
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -204,17 +205,12 @@ def account(
         Field(description="Examples on which the loss is taken: train or test."),
     ] = "train",
     k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
-    tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
-    ] = 1e-3,
+    tol: Tol = 1e-3,
     max_products: Annotated[
         int, Field(ge=1, description="Most Hessian-vector products for the eigenvalues.")
     ] = 100,
-    every_round: Annotated[
-        bool | None,
-        Field(description="All rounds, not only the last (default if --rounds is given)."),
-    ] = None,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    every_round: EveryRound = None,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Explain forgetting: decompose each update's change of the global loss to second order.
 

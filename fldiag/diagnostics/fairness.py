@@ -15,7 +15,7 @@ import pandas as pd
 from pydantic import Field
 from scipy import sparse, special
 
-from fldiag.choices import BINS, FEWEST, ClientSlice
+from fldiag.choices import BINS, FEWEST, ClientSlice, EveryRound
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -244,10 +244,7 @@ def fairness(
     min_count: Annotated[
         int, Field(ge=1, description="Leave out clients with fewer examples.")
     ] = FEWEST,
-    every_round: Annotated[
-        bool | None,
-        Field(description="All rounds, not only the last (default if --rounds is given)."),
-    ] = None,
+    every_round: EveryRound = None,
 ) -> pd.DataFrame:
     """Measure how evenly the global model serves the clients, and how well its confidence is calibrated.
 

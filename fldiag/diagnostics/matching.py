@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.choices import EveryRound, Products, Rtol, Seed
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
@@ -322,19 +323,10 @@ def matching(
         Field(description="Whose data to take the Hessians on: own (client), all (global), both."),
     ] = "both",
     k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
-    every_round: Annotated[
-        bool | None,
-        Field(description="All rounds, not only the last (default if --rounds is given)."),
-    ] = None,
-    rtol: Annotated[
-        float,
-        Field(gt=0, lt=1, description="Allowed relative standard error of estimated diagonals."),
-    ] = 0.02,
-    max_products: Annotated[
-        int,
-        Field(ge=2, description="Most Hessian-vector products for an estimate or a spectrum."),
-    ] = 200,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    every_round: EveryRound = None,
+    rtol: Rtol = 0.02,
+    max_products: Products = 200,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Measure how similar the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces.
 
