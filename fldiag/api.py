@@ -23,8 +23,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress
 from fldiag.results.progress import progress_bar, shell
-from fldiag.results.standing import standing
-from fldiag.results.summary import Note
+from fldiag.results.summary import Note, standing
 from fldiag.runs.checkpoint import trust_files
 
 if TYPE_CHECKING:

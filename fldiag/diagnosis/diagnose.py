@@ -28,9 +28,8 @@ from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
 from fldiag.results.files import sha256
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.standing import standing
 from fldiag.results.store import get_table, put_table
-from fldiag.results.summary import Item, Small
+from fldiag.results.summary import Item, Small, standing
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History

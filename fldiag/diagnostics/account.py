@@ -19,8 +19,8 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
+from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored

@@ -21,12 +21,11 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
 from fldiag.registry import diagnostic
-from fldiag.results import uncertainty
-from fldiag.results.means import gini, share, worst_decile
+from fldiag.results import statistics
 from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, number, only
-from fldiag.results.standing import guess_accuracy
-from fldiag.results.summary import Item, Say, Small, missing_notes, of_rounds
+from fldiag.results.statistics import gini, share, worst_decile
+from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes, of_rounds
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 
@@ -119,14 +118,14 @@ def spreads(model: Answers, matrix: Any, weights: np.ndarray) -> dict[str, np.nd
 def spread_rows(model: Answers, matrix: Any) -> list[Row]:
     """With basic bootstrap intervals over the examples; without, where every resample gives the same value."""
     n = matrix.shape[1]
-    draws = [spreads(model, matrix, weights) for weights in uncertainty.weights(n)]
+    draws = [spreads(model, matrix, weights) for weights in statistics.weights(n)]
     rows: list[Row] = []
     for name, values in spreads(model, matrix, np.ones((1, n))).items():
         value, sample = float(values[0]), np.concatenate([block[name] for block in draws])
         row: Row = {"metric": name, "estimator": "bayesian bootstrap", "value": value}
         is_odds = name in ACCURACIES and 0 < value < 1  # else every draw gives the same
         scale: Any = special.logit if is_odds else np.asarray
-        interval = uncertainty.basic(scale(value), scale(sample))
+        interval = statistics.basic(scale(value), scale(sample))
         if interval.low is not None:
             ends = np.array([interval.low, interval.high])
             ends = special.expit(ends) if is_odds else np.maximum(ends, 0.0)

@@ -18,11 +18,10 @@ from pydantic import Field
 from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean, share
 from fldiag.results.numbers import Number
 from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of
-from fldiag.results.standing import guess_accuracy
-from fldiag.results.summary import Item, Say, missing_notes, of_rounds, plus_minus
+from fldiag.results.statistics import sample_mean, share
+from fldiag.results.summary import Item, Say, guess_accuracy, missing_notes, of_rounds, plus_minus
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights

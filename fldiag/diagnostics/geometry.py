@@ -23,8 +23,8 @@ from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
+from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
