@@ -149,18 +149,15 @@ def slices(pool: ExamplePool, clients: Sequence[int], own: bool) -> dict[str, np
 
 def mean_rows(rows: list[Row], pool: ExamplePool) -> list[Row]:
     """Mean and spread over the clients of what their rows say about the test split."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        is_averaged = row["scope"] == "client" and row["metric"] in MEANS
-        if is_averaged and row["slice"] == pool.split and row["value"] is not None:
-            groups.setdefault((row["moment"], row["metric"]), []).append(row["value"])
+    frame = pd.DataFrame(rows, columns=["moment", "scope", "slice", "metric", "value"])
+    frame = only(frame, scope="client", slice=pool.split, metric=MEANS).dropna(subset=["value"])
     means: list[Row] = []
-    for (moment, metric), values in groups.items():
+    for (moment, metric), values in frame.groupby(["moment", "metric"], sort=False)["value"]:
         base: Row = {"moment": moment, "scope": "global", "slice": pool.split}
         base |= {"n_examples": pool.test.stop, "n_clients": len(values)}
         means.append({**base, "metric": metric, **sample_mean(values)})
         if metric in SPREADS:
-            means.append({**base, "metric": f"{metric}_std", "value": float(np.std(values))})
+            means.append({**base, "metric": f"{metric}_std", "value": float(values.std(ddof=0))})
     return means
 
 
