@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -217,14 +216,11 @@ def folder_of(sources: Iterable[Run | Checkpoint | None]) -> Path:
 
 
 def prepare(folder: Path) -> Path:
-    """The folder, made. Raises FldiagError before any work is done if it cannot be written."""
+    """The folder, which is made when something is written. Raises FldiagError before any work is done if it cannot be."""
     files.refuse_links_above(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        what = f"cannot write to {folder}: {error.strerror}"
-        raise FldiagError(what, "choose another folder with --out") from None
+    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise FldiagError(f"cannot write to {folder}", "choose another folder with --out")
     return folder
 
 

@@ -360,6 +360,7 @@ def forgetting(
 
     Raises FldiagError when no round has client weights.
     """
+    next(history.each(every_round=False))  # a run without client weights is refused
     rows = history.map_rounds(round_rows, clients=False, min_count=min_count, own=own)
     clients = {row["client"] for row in rows if row["scope"] == "client"}
     rows += [*over_rounds(rows), *class_examples(history, clients)]

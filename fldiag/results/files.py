@@ -209,9 +209,7 @@ def read_json(path: Path) -> Any:
     return {k: v for k, v in content.items() if k != DIGEST}
 
 
-def write_table(
-    frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9
-) -> list[Path]:
+def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path]:
     """Write a table as PATH.csv and what it is as PATH.json.
 
     The json holds ``about``, under ``table`` the name and the sha256 of the csv, by which ``read_csv_bytes`` refuses a csv that
@@ -222,7 +220,6 @@ def write_table(
         frame: The table.
         path: The path without ending.
         about: The provenance: versions, checkpoints, options.
-        digits: Significant digits of the csv.
 
     Returns:
         The two files: json, csv.
@@ -230,7 +227,7 @@ def write_table(
     Raises:
         FldiagError: The folder or the disk refuses.
     """
-    content = csv_text(frame, digits).encode()
+    content = csv_text(frame).encode()
     csv = write_bytes(beside(path, ".csv"), content)
     about = {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
     return [write_text(beside(path, ".json"), json.dumps(with_digest(about), indent=1) + "\n"), csv]
