@@ -25,7 +25,7 @@ from fldiag.results import statistics
 from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import gini, share, worst_decile
-from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes, of_rounds
+from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 
@@ -204,15 +204,13 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """The spread over the clients in some rounds, and its intervals in the last."""
-    rows = only(table, scope="global", index=None)
-    names = [*SPREADS, "ece_floor", "accuracy"]
-    yield of_rounds(rows, {name.replace("_", " "): {"metric": name} for name in names})
-    last = only(rows, round=last_round(table, "mean_accuracy"), metric=names)
+    """The spread over the clients in the last round, with its intervals."""
+    last = only(table, scope="global", round=last_round(table, "mean_accuracy"))
+    rows = only(last, metric=[*SPREADS, "ece_floor", "accuracy"])
     columns = {"metric": "last round", "value": "value", "low": "95 % from", "high": "to"}
-    each = last[list(columns)].astype(object)
+    each = rows[list(columns)].astype(object)
     yield Small(each.where(each.notna(), None).to_dict("records"), columns)
-    n, different = (number(last, column=c) for c in ("n_examples", "n_different"))
+    n, different = (number(rows, column=c) for c in ("n_examples", "n_different"))
     yield Say(f"the clients have {n:g} examples, of which {different:g} are different")
     yield from missing_notes(table)
 
