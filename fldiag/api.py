@@ -22,8 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress
 from fldiag.results.progress import notebook_bar
-from fldiag.results.standing import standing
-from fldiag.results.summary import Note
+from fldiag.results.summary import Note, standing
 from fldiag.runs.checkpoint import trust_files
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
         The figure.
 
     Raises:
-        FldiagError: a table of no known diagnostic, or one without a picture.
+        FldiagError: a table of no known diagnostic, one without a picture, or without the rows that it shows.
     """
     of = name or str(getattr(table, "attrs", {}).get("diagnostic", ""))
     if not of:
@@ -195,8 +194,13 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
     drawings: Mapping[str, registry.Draw] = (
         {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
     )
-    with style.use_sheet(width):
-        figure: Figure | None = drawings[""](table) if "" in drawings else None
+    figure: Figure | None = None
+    try:
+        with style.use_sheet(width):
+            figure = drawings[""](table) if "" in drawings else None
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+        what = f"this table has not what the picture of {of!r} shows ({error!r})"
+        raise FldiagError(what, usage=True) from error
     if figure is None:
         raise FldiagError(f"this table of {of!r} has no picture", "see its rows", usage=True)
     return figure

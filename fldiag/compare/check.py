@@ -18,10 +18,10 @@ from fldiag.compare.conditions import Condition, parse
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Member, Sides, about_of
 from fldiag.errors import FldiagError, nearest
-from fldiag.results import uncertainty
+from fldiag.results import statistics
 from fldiag.results.numbers import Number, numbers
+from fldiag.results.statistics import SEEDS, Interval
 from fldiag.results.table import Row, table
-from fldiag.results.uncertainty import SEEDS, Interval
 from fldiag.runs.run import Run, same_model
 
 #: ``error``: the number could not be computed, so nothing was tested. The worst of several comes first.
@@ -67,13 +67,13 @@ class Samples:
         if not self.estimator:
             return Interval(float(each.mean()))
         if self.estimator != EXAMPLES:
-            return uncertainty.paired_t(each, level)
+            return statistics.paired_t(each, level)
         if not each.any():
             return Interval(0.0, 0.0, 0.0, 1.0)
-        draws = uncertainty.means(each[:, None])[:, 0]
-        interval = uncertainty.basic(float(each.mean()), draws, level)
+        draws = statistics.means(each[:, None])[:, 0]
+        interval = statistics.basic(float(each.mean()), draws, level)
         if self.a.dtype == bool and (scale, offset) == (1.0, 0.0):
-            p = uncertainty.mcnemar(self.a, self.b)
+            p = statistics.mcnemar(self.a, self.b)
             return replace(interval, p=p, test="McNemar's exact test")
         return interval
 
@@ -213,7 +213,7 @@ def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> li
                 "masked": bool(np.isnan(a)),
             }
         )
-    for row, adjusted in zip(rows, uncertainty.holm([row["p"] for row in rows]), strict=True):
+    for row, adjusted in zip(rows, statistics.holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = adjusted
     return rows
 

@@ -120,5 +120,5 @@ class Reader:
         labels = [label.tobytes() for label in y.cpu().numpy()]
         tested = pd.DataFrame({"loss": scores.each.cpu().numpy()}, index=labels)
         if scores.right is not None and set(scores.right.tolist()) <= {0.0, 1.0}:
-            tested["accuracy"] = scores.right.cpu().numpy() > 0
+            tested["accuracy"] = scores.right.bool().cpu().numpy()
         return tested

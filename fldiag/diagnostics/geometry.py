@@ -11,11 +11,10 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -24,12 +23,15 @@ from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
+from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Metric -> how tables and panels call it.
 COLLAPSE = {

@@ -31,8 +31,7 @@ from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
-from fldiag.results.standing import at_centre
-from fldiag.results.summary import Item, Note, Small
+from fldiag.results.summary import Item, Note, Small, at_centre
 from fldiag.results.table import Row, table
 
 #: Points along an axis. Every fourth line is evaluated first, then every second, then all.

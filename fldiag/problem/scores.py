@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fldiag.losses import IGNORED, multi_label
 from fldiag.problem.data import Tree
 from fldiag.problem.loss import form_of, is_probabilities
-from fldiag.results.standing import guess_accuracy
+from fldiag.results.summary import guess_accuracy
 from fldiag.results.table import Row
 
 

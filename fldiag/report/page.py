@@ -19,9 +19,9 @@ from fldiag.registry import Diagnostic
 from fldiag.report.collect import RunTables, collect, reason
 from fldiag.results import select
 from fldiag.results.files import write_text
-from fldiag.results.means import wilson
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import only
+from fldiag.results.statistics import wilson
 from fldiag.results.summary import Small, cell, number, percent, plus_minus
 from fldiag.version import version
 

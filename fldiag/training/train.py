@@ -21,8 +21,8 @@ from fldiag.errors import FldiagError
 from fldiag.execution import Pool, Workspace, open_pool
 from fldiag.method import Round
 from fldiag.registry import Progress
-from fldiag.results.machine import capability, commit, machine
 from fldiag.results.progress import notebook_bar
+from fldiag.results.provenance import capability, commit, machine
 from fldiag.results.table import Row
 from fldiag.runs import base
 from fldiag.runs.run import ABOUT, Run, lock

@@ -17,7 +17,7 @@ from fldiag.compare import check as checks
 from fldiag.compare.conditions import parse
 from fldiag.errors import FldiagError
 from fldiag.results.numbers import numbers
-from fldiag.results.uncertainty import Interval, basic, holm, mcnemar, means, paired_t
+from fldiag.results.statistics import Interval, basic, holm, mcnemar, means, paired_t
 
 X = (torch.arange(200) + 0.5)[:, None] / 200
 BASE = np.array([0.80, 0.83, 0.78, 0.81])
