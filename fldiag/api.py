@@ -145,7 +145,7 @@ def check(
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(verdict='pass', labels=('run (fedavg, seed 0)', 'run (fedavg, seed 0)'))
     """
-    return checks.check(sides(a, b, pair, allow_code), fail_if, _reader(options), level)
+    return checks.check(sides(a, b, pair, allow_code), _reader(options), fail_if, level)
 
 
 def diff(
@@ -173,7 +173,7 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    return checks.diff(sides(a, b, pair, allow_code), numbers, _reader(options), level)
+    return checks.diff(sides(a, b, pair, allow_code), _reader(options), numbers, level)
 
 
 def _reader(options: Mapping[str, Any]) -> Reader:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import sys
 from json import dumps
@@ -14,7 +12,7 @@ import typer
 
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
-from fldiag.cli.options import AllowCode, Device, Json, Out, Seed, Set, Shard
+from fldiag.cli.options import Device, Out, Seed, Set
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -22,14 +20,13 @@ if TYPE_CHECKING:
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
-GO_ON = "to continue, run the same command with --resume"
 COLUMNS = {name: name for name in ("run", "method", "rounds", "status", "accuracy", "loss")}
 
 
 @verb("Start", "width", "format")
 def demo(
+    console: Console,
     out: Out = None,
-    json: Json = False,
     device: Device = "cpu",
     seed: Seed = 0,
 ) -> None:
@@ -37,37 +34,31 @@ def demo(
 
     Example: fldiag demo
     """
-    import pandas as pd
-
     from fldiag.config import Config
-    from fldiag.diagnosis.diagnose import FALLBACK, diagnose, pictures
+    from fldiag.diagnosis.diagnose import FALLBACK, diagnose
     from fldiag.execution import threads
-    from fldiag.report.page import report
+    from fldiag.training.train import run_path
 
-    console, runs, replies = Console(json), [], []
+    runs = []
     folder = out or FALLBACK / "demo"
-    seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
     settings = {"seed": seed, "checkpoint__every": 10, "checkpoint__clients": "sampled"}
-    options = {"seed": seed, "device": device}
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
         for method in ("fedavg", "fedsol"):
             config = Config.load("digits", method__name=method, **settings)
-            path = folder / f"{method}-s{config.seed}-{config.hash[:8]}"
+            path = folder / run_path(config).name
             runs.append(_train(console, config, path, resume=True, device=device))
-            diagnose("forgetting", [runs[-1]], {"device": device}, **seen)
-            replies.append(diagnose("landscape", [runs[-1].checkpoint()], options, **seen))
-        table = pd.concat([reply.table for reply in replies], ignore_index=True)
-        files = pictures(replies[0].entry, table, folder / "landscape")
-        page = report([run.path for run in runs], folder / "report.html")
+        checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
+        shown: dict[str, Any] = {"bar": console.progress, "tell": console.note}
+        answer = diagnose("landscape", checkpoints, options, out=folder, **shown)
     console.table([_row(run) for run in runs], COLUMNS)
-    for reply in replies:
-        console.show(reply.summary())
-    console.done(page, *files)
+    console.show(answer.summary())
+    console.done(*answer.files)
 
 
-@verb("Start", "executor", "download", "device")
+@verb("Start", "allow_code", "executor", "download", "device")
 def train(
+    console: Console,
     source: Annotated[
         str,
         typer.Argument(
@@ -83,8 +74,6 @@ def train(
             "--dry-run", help="Only show the config, the model's size and the disk space."
         ),
     ] = False,
-    allow_code: AllowCode = None,
-    json: Json = False,
     seed: Seed = None,
     **options: Any,
 ) -> None:
@@ -95,11 +84,11 @@ def train(
     from fldiag import config as configs
     from fldiag.training.train import run_path
 
-    console = Console(json)
+    allow_code = options.pop("allow_code")
     overrides = dict(map(configs.parse_override, set_ or []))
     overrides |= {} if seed is None else {"seed": seed}
     if os.path.isdir(source):
-        config = configs.of_run(Path(source), overrides, allow_code or [])
+        config = configs.of_run(Path(source), overrides, allow_code)
         console.say(f"data, model and partition of {source}; besides --set, defaults:")
         console.say(dumps(config.model_dump(mode="json"), indent=1))
     else:
@@ -111,8 +100,9 @@ def train(
         _show(console, _train(console, config, path, resume=resume, **options))
 
 
-@verb("Start", "executor", "download", "device")
+@verb("Start", "executor", "download", "device", "shard")
 def sweep(
+    console: Console,
     config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
     over: Annotated[
         list[str],
@@ -122,42 +112,30 @@ def sweep(
     ],
     set_: Set = None,
     out: Out = None,
-    shard: Shard = None,
-    json: Json = False,
     **options: Any,
 ) -> None:
-    """Train every combination of the given values; write one table and one report. Finished runs are reused.
+    """Train every combination of the given values, and write one table. Finished runs are reused.
 
     Example: fldiag sweep digits --over method.name=fedavg,fedsol --over seed=0,1,2
     """
-    from fldiag.cli.compare import show_report
     from fldiag.config import parse_override
-    from fldiag.report.collect import collect
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest, provenance
     from fldiag.training import sweep as sweeps
-    from fldiag.training.train import RUNS
+    from fldiag.training.train import RUNS, rounds_on_bar
 
-    console, values = Console(json), dict(map(_values, over))
+    values = dict(map(_values, over))
     fixed = {key: [value] for key, value in map(parse_override, set_ or [])}
-    finished, total = itertools.count(1), math.prod(map(len, values.values()))
     with console.progress("sweep") as progress:
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "end":
-                progress(next(finished), total, Path(event["path"]).name)
-
-        options |= {"out": out, "shard": shard, "on_event": on_event}
+        options |= {"out": out, "on_event": rounds_on_bar(progress)}
         runs = sweeps.sweep(config, fixed | values, **options)
-    paths = [run.path for run in runs]
-    if shard is not None:
-        return console.done(*paths)
-    frame = sweeps.table(runs, values)
+    if options["shard"]:
+        return console.done(*(run.path for run in runs))
+    frame, names = sweeps.table(runs, values), [run.name for run in runs]
     console.table(frame.to_dict("records"), {c: c for c in frame})
-    names = [path.name for path in paths]
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
-    write_table(frame, path, {"source": config, "runs": names, **provenance()})
-    show_report(console, collect(paths), path.with_name(f"{path.name}-report.html"))
+    about = {"source": config, "runs": names, **provenance()}
+    console.done(*write_table(frame, path, about))
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
@@ -169,21 +147,17 @@ def _values(text: str) -> tuple[str, list[Any]]:
 
 
 def _train(console: Console, config: Config, path: Path, **options: Any) -> Run:
-    from fldiag.training import train as training
+    from fldiag.training.train import rounds_on_bar, train
 
     with console.progress(config.method.name) as progress:
-        show = training.rounds_on_bar(progress)
+        show = rounds_on_bar(progress)
 
         def on_event(event: dict[str, Any]) -> None:
             for text in event.get("notes", ()):
                 console.note(text)
             show(event)
 
-        try:
-            return training.train(config, out=path, on_event=on_event, **options)
-        except KeyboardInterrupt:
-            what = f"stopped; everything up to the last checkpoint is kept in {path}"
-            raise KeyboardInterrupt(what, GO_ON) from None
+        return train(config, out=path, on_event=on_event, **options)
 
 
 def _row(run: Run) -> dict[str, Any]:
@@ -196,15 +170,13 @@ def _row(run: Run) -> dict[str, Any]:
 
 def _show(console: Console, run: Run) -> None:
     """The last round; exit code 3 for a run that failed."""
-    from fldiag.diagnostics.personalise import summary
     from fldiag.training.train import failure
 
     problem = failure(run)
     console.table([_row(run) | ({"status": "diverged"} if problem else {})], COLUMNS)
-    console.show(summary(run.metrics, {}))
     if problem:
         console.note(f"{problem}; a smaller train.lr usually helps")
-    console.done(run.checkpoint(run.rounds[-1]).path if run.rounds else run.path)
+    console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
     if problem:
         sys.exit(DIVERGED)
 

@@ -78,13 +78,13 @@ class Samples:
         return interval
 
 
-def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) -> Checked:
+def check(sides: Sides, reader: Reader, fail_if: Sequence[str], level: float) -> Checked:
     """Decide every condition: one that clearly holds fails the check, one that clearly does not hold passes it.
 
     Args:
         sides: One, or two.
-        fail_if: The conditions; by default ``accuracy < baseline``.
         reader: Of the numbers.
+        fail_if: The conditions; by default ``accuracy < baseline``.
         level: Of the intervals. Verdicts use Holm's p: all of them are right together with this probability.
 
     Raises:
@@ -108,13 +108,13 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     return Checked(worst, sides.labels, table_of(rows, sides), sides.question, sides.notes)
 
 
-def diff(sides: Sides, names: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
+def diff(sides: Sides, reader: Reader, names: Sequence[str] | None, level: float) -> pd.DataFrame:
     """Every number of both sides with its difference; ``better``: the side that clearly is.
 
     Args:
         sides: Two.
-        names: Of the numbers; by default all.
         reader: Of the numbers.
+        names: Of the numbers; by default all.
         level: Of the intervals.
 
     Returns:

@@ -20,7 +20,7 @@ def shell() -> Any:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A callback ``(done, total, text)`` that draws the bar.
+    """A callback ``(done, total, text)`` that draws the bar; elsewhere than on a terminal or in a notebook it is silent.
 
     The time remaining follows from the parts that were finished since the first call, or since one that changed the total.
     """
@@ -33,13 +33,15 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
         TimeRemainingColumn,
     )
 
+    console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         transient=True,
-        console=Console(stderr=True),
+        console=console,
+        disable=not (console.is_terminal or console.is_jupyter),
         speed_estimate_period=math.inf,  # parts may take minutes each
     ) as bar:
         task = bar.add_task(printable(title), total=None)
