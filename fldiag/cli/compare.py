@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,9 +64,7 @@ def check(
     from fldiag.compare.check import check
 
     outcome = check(*opened(console, a, b, options), fail_if or (), level)
-    about: dict[str, Any] = {"question": outcome.question, "notes": outcome.notes}
-    about |= {"labels": outcome.labels, "verdict": outcome.verdict, "a": a, "b": b}
-    paths = show(console, outcome.table, out, about)
+    paths = show(console, outcome.table, out, a=a, b=b, verdict=outcome.verdict)
     console.say(f"verdict: {outcome.verdict}")
     console.done(*paths)
     if outcome.verdict == "error":
@@ -101,8 +98,7 @@ def diff(
     from fldiag.plotting import style
 
     table = diff(*opened(console, a, b, options), number, level)
-    about = {key: table.attrs[key] for key in ("question", "notes", "labels")}
-    paths = show(console, table, out, {**about, "a": a, "b": b})
+    paths = show(console, table, out, a=a, b=b)
     console.done(*paths, *style.save(picture.draw(table), paths[0].with_suffix("")))
 
 
@@ -163,15 +159,14 @@ def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> 
     return both, Reader(options, cache=True, bar=console.progress)
 
 
-def show(
-    console: Console, table: pd.DataFrame, out: Path | None, about: Mapping[str, Any]
-) -> list[Path]:
+def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:
     """Say what was asked and answered, and write the table with its provenance. Returns the files."""
     from fldiag.compare import wording
     from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest, provenance
 
+    about = {**table.attrs, **sides}
     console.say("A: {}   B: {}".format(*about["labels"]))
     console.say(about["question"])
     rows = wording.rows(table)
@@ -182,6 +177,5 @@ def show(
     plain = table.astype(object).where(table.notna(), None)
     console.result |= {**about, "rows": plain.to_dict("records")}
     kind = "check" if "condition" in table else "diff"
-    questions = list(table.get("condition", table["metric"]))
-    path = prepare(out or FALLBACK) / f"{kind}-{digest(about['a'], about['b'], questions)[:8]}"
+    path = prepare(out or FALLBACK) / f"{kind}-{digest(*sides.values(), rows)[:8]}"
     return write_table(table, path, {**provenance(), **about})
