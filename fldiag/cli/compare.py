@@ -33,7 +33,7 @@ Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")
 OPENED = ("model", "data", "allow_code", "download", "device")
 
 
-@verb("Compare", *OPENED)
+@verb("Compare", *OPENED, "strict")
 def check(
     console: Console,
     a: A,
@@ -47,9 +47,6 @@ def check(
         ),
     ] = None,
     level: Level = 0.95,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Also fail if a condition is undecided.")
-    ] = False,
     out: Out = None,
     **options: Any,
 ) -> None:
@@ -63,6 +60,7 @@ def check(
     """
     from fldiag.compare.check import check
 
+    strict = options.pop("strict")
     outcome = check(*opened(console, a, b, options), fail_if or (), level)
     paths = show(console, outcome.table, out, a=a, b=b, verdict=outcome.verdict)
     console.say(f"verdict: {outcome.verdict}")
@@ -170,8 +168,7 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     console.say("A: {}   B: {}".format(*about["labels"]))
     console.say(about["question"])
     rows = wording.rows(table)
-    columns = {k: text for k, text in wording.COLUMNS.items() if any(row[k] != "" for row in rows)}
-    console.table(rows, columns)
+    console.table(rows)
     for text in about["notes"]:
         console.note(text)
     plain = table.astype(object).where(table.notna(), None)

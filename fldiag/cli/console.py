@@ -32,8 +32,8 @@ class Console:
     def note(self, text: str) -> None:
         print(printable(text), file=sys.stderr)
 
-    def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
-        """Rows as an aligned table; ``columns`` maps keys to headings."""
+    def table(self, rows: list[dict[str, Any]], columns: dict[str, str] | None = None) -> None:
+        """Rows as an aligned table; ``columns`` maps keys to headings (default: all keys)."""
         self.result.setdefault("rows", []).extend(rows)
         if self.machine or not rows:
             return
@@ -42,6 +42,7 @@ class Console:
 
         from fldiag.results.summary import cell
 
+        columns = columns or {key: key for row in rows for key in row}
         table = Table(*columns.values(), box=None, pad_edge=False)
         for row in rows:
             table.add_row(*(printable(cell(row.get(key))) for key in columns))

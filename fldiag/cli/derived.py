@@ -15,9 +15,6 @@ from fldiag.cli.console import Console
 from fldiag.cli.options import Out, parameter, signed
 from fldiag.registry import Diagnostic, diagnostic, entry_points, load_entry_point
 
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit with code 3 if there is a fault or a warning.")
-]
 #: Options of subjects that only Python has.
 UNTYPED = ("round", "stack", "name")
 
@@ -48,7 +45,6 @@ def verb(entry: Diagnostic) -> Callable[..., None]:
         parameter("targets", Annotated[list[Path], typer.Argument(help=text)]),
         *(_option(name, field) for name, field in fields.items() if name not in UNTYPED),
         parameter("out", Out, None),
-        *([parameter("strict", Strict, False)] if entry.fails else []),
     ]
 
     def run(console: Console, **values: Any) -> None:
@@ -58,7 +54,8 @@ def verb(entry: Diagnostic) -> Callable[..., None]:
 
     run.__name__ = entry.name
     run.__doc__ = f"{entry.headline}\n\nExample: fldiag {entry.name} {entry.example or '…'}"
-    return signed(run, parameters, ("width", "format", "allow_code"))
+    shared = ("width", "format", "allow_code", *["strict"] * (entry.fails is not None))
+    return signed(run, parameters, shared)
 
 
 def ask(
@@ -78,7 +75,8 @@ def ask(
     answer = diagnose(name, targets, options, out=out, allow_code=allow_code, **seen)
     console.show(answer.summary())
     console.done(*answer.files)
-    if strict and answer.entry.fails is not None and answer.entry.fails(answer.table):
+    fails = answer.entry.fails
+    if strict and fails and fails(answer.table):
         sys.exit(3)
 
 

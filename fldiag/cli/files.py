@@ -36,8 +36,7 @@ def runs(
             rows.append({**row, "status": f"damaged: {error.what}"})
     if not rows:
         raise FldiagError(f"there is no run under {folder}", usage=True)
-    names = ("run", "method", "seed", "rounds", "MB", "status")
-    console.table(rows, {name: name for name in names})
+    console.table(rows)
     console.done(folder)
 
 
@@ -60,8 +59,10 @@ def prune(
     from fldiag.runs.run import Run, select_rounds
 
     pairs = [(one, select_rounds(keep, one.rounds)) for one in map(Run.open, run)]
-    rows = [{"run": one.name, "file": file} for one, r in pairs for file in one.unneeded(r)]
-    console.table(rows, {"run": "run", "file": "file that is not needed"})
+    rows = [
+        {"run": one.name, "unneeded file": file} for one, r in pairs for file in one.unneeded(r)
+    ]
+    console.table(rows)
     if rows and not yes:
         typer.confirm("Delete them? No more rounds can be trained.", abort=True, err=True)
     for one, rounds in pairs if rows else ():

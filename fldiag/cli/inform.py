@@ -29,8 +29,7 @@ def list_(
     Example: fldiag list methods
     """
     for kind in [what] if what else names.kinds():
-        rows = [{"kind": kind, "name": n, "what": line} for n, line in names.of(kind).items()]
-        console.table(rows, {"name": kind, "what": "what it is"})
+        console.table([{"name": n, kind: line} for n, line in names.of(kind).items()])
     console.done()
 
 
@@ -66,8 +65,7 @@ def explain(
         fields = {k: f for k, f in fields.items() if name in (k, k.partition(".")[0])}
     if not entry and not fields:
         raise unknown("name", name, [*settings(), *(n for kind in kinds for n in kind.names())])
-    rows = [about(key, field) for key, field in fields.items()]
-    console.table(rows, {name: name for name in ("option", "default", "values", "what it is")})
+    console.table([about(key, field) for key, field in fields.items()])
     console.done()
 
 

@@ -70,6 +70,15 @@ SHARED: dict[str, tuple[Any, Any]] = {
     "data": _text("Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader."),
     "download": (Download, False),
     "allow_code": (AllowCode, ()),
+    "strict": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--strict", help="Exit with code 3 if there is a fault, or something is undecided."
+            ),
+        ],
+        False,
+    ),
     "shard": _text(
         "Run only the I-th of N parts (I/N), for job arrays; a final call without --shard combines the results."
     ),

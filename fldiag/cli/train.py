@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
-COLUMNS = {name: name for name in ("run", "method", "rounds", "status", "accuracy", "loss")}
 
 
 @verb("Start", "width", "format")
@@ -34,24 +33,17 @@ def demo(
 
     Example: fldiag demo
     """
-    from fldiag.config import Config
     from fldiag.diagnosis.diagnose import FALLBACK, diagnose
     from fldiag.execution import threads
-    from fldiag.training.train import run_path
 
-    runs = []
     folder = out or FALLBACK / "demo"
-    settings = {"seed": seed, "checkpoint__every": 10, "checkpoint__clients": "sampled"}
+    values = {"method.name": ["fedavg", "fedsol"], "seed": [seed], "checkpoint.every": [10]}
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
-        for method in ("fedavg", "fedsol"):
-            config = Config.load("digits", method__name=method, **settings)
-            path = folder / run_path(config).name
-            runs.append(_train(console, config, path, resume=True, device=device))
+        runs = _sweep(console, "digits", values, out=folder, device=device)
         checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
         shown: dict[str, Any] = {"bar": console.progress, "tell": console.note}
         answer = diagnose("landscape", checkpoints, options, out=folder, **shown)
-    console.table([_row(run) for run in runs], COLUMNS)
     console.show(answer.summary())
     console.done(*answer.files)
 
@@ -82,22 +74,42 @@ def train(
     Example: fldiag train digits --set method.name=fedsol --set method.rho=2.0
     """
     from fldiag import config as configs
-    from fldiag.training.train import run_path
+    from fldiag.training import train as training
 
     allow_code = options.pop("allow_code")
     overrides = dict(map(configs.parse_override, set_ or []))
     overrides |= {} if seed is None else {"seed": seed}
-    if os.path.isdir(source):
-        config = configs.of_run(Path(source), overrides, allow_code)
-        console.say(f"data, model and partition of {source}; besides --set, defaults:")
-        console.say(dumps(config.model_dump(mode="json"), indent=1))
-    else:
-        config = configs.load(source, overrides)
-    path = out or run_path(config)
+    is_run = os.path.isdir(source)
+    config = (
+        configs.of_run(Path(source), overrides, allow_code)
+        if is_run
+        else configs.load(source, overrides)
+    )
+    if is_run or dry_run:
+        console.result["config"] = config.model_dump(mode="json")
+        console.say(dumps(console.result["config"], indent=1))
+    path = out or training.run_path(config)
     if dry_run:
-        _describe(console, config, path, options["device"], options["download"])
-    else:
-        _show(console, _train(console, config, path, resume=resume, **options))
+        return _size(console, config, path, options["device"], options["download"])
+    with console.progress(config.method.name) as progress:
+        show = training.rounds_on_bar(progress)
+
+        def on_event(event: dict[str, Any]) -> None:
+            for text in event.get("notes", ()):
+                console.note(text)
+            show(event)
+
+        run = training.train(config, out=path, resume=resume, on_event=on_event, **options)
+    problem = training.failure(run)
+    last = run.metrics.query("round == @run.done and slice == 'test'").set_index("metric")["value"]
+    row = {"run": run.name, "method": config.method.name, "rounds": run.done}
+    row |= {"status": "diverged" if problem else run.status, **last.astype(float)}
+    console.table([row])
+    if problem:
+        console.note(f"{problem}; a smaller train.lr usually helps")
+    console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
+    if problem:
+        sys.exit(DIVERGED)
 
 
 @verb("Start", "executor", "download", "device", "shard")
@@ -121,74 +133,41 @@ def sweep(
     from fldiag.config import parse_override
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest, provenance
-    from fldiag.training import sweep as sweeps
-    from fldiag.training.train import RUNS, rounds_on_bar
+    from fldiag.training.sweep import table
+    from fldiag.training.train import RUNS
 
-    values = dict(map(_values, over))
-    fixed = {key: [value] for key, value in map(parse_override, set_ or [])}
-    with console.progress("sweep") as progress:
-        options |= {"out": out, "on_event": rounds_on_bar(progress)}
-        runs = sweeps.sweep(config, fixed | values, **options)
+    values = {key: [value] for key, value in map(parse_override, set_ or [])}
+    keys = [text.partition("=") for text in over]
+    values |= {
+        key.strip(): [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
+        for key, _, listing in keys
+    }
+    runs = _sweep(console, config, values, out=out, **options)
     if options["shard"]:
         return console.done(*(run.path for run in runs))
-    frame, names = sweeps.table(runs, values), [run.name for run in runs]
-    console.table(frame.to_dict("records"), {c: c for c in frame})
+    names = [run.name for run in runs]
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
     about = {"source": config, "runs": names, **provenance()}
-    console.done(*write_table(frame, path, about))
+    console.done(*write_table(table(runs, values), path, about))
 
 
-def _values(text: str) -> tuple[str, list[Any]]:
-    """``key=a,b,c`` -> the key and its values, each read as TOML or else as text."""
-    from fldiag.config import parse_override
+def _sweep(console: Console, config: str, values: dict[str, Any], **options: Any) -> list[Run]:
+    """The runs, and their table shown."""
+    from fldiag.training import sweep as sweeps
+    from fldiag.training.train import rounds_on_bar
 
-    key, _, listing = text.partition("=")
-    return key.strip(), [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
-
-
-def _train(console: Console, config: Config, path: Path, **options: Any) -> Run:
-    from fldiag.training.train import rounds_on_bar, train
-
-    with console.progress(config.method.name) as progress:
-        show = rounds_on_bar(progress)
-
-        def on_event(event: dict[str, Any]) -> None:
-            for text in event.get("notes", ()):
-                console.note(text)
-            show(event)
-
-        return train(config, out=path, on_event=on_event, **options)
+    with console.progress("sweep") as progress:
+        runs = sweeps.sweep(config, values, on_event=rounds_on_bar(progress), **options)
+    if not options.get("shard"):
+        console.table(sweeps.table(runs, values).to_dict("records"))
+    return runs
 
 
-def _row(run: Run) -> dict[str, Any]:
-    """The last round in a few numbers."""
-    last = run.metrics[run.metrics["round"] == run.done]
-    scores = last[last["slice"] == "test"].set_index("metric")["value"].astype(float)
-    row = {"run": run.path.name, "method": run.config.method.name, "rounds": run.done}
-    return {**row, "status": run.status, **scores}
-
-
-def _show(console: Console, run: Run) -> None:
-    """The last round; exit code 3 for a run that failed."""
-    from fldiag.training.train import failure
-
-    problem = failure(run)
-    console.table([_row(run) | ({"status": "diverged"} if problem else {})], COLUMNS)
-    if problem:
-        console.note(f"{problem}; a smaller train.lr usually helps")
-    console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
-    if problem:
-        sys.exit(DIVERGED)
-
-
-def _describe(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The config, the model's size and the disk that a training would take. Writes nothing, and imports no user code."""
+def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
+    """The model's size and the disk that a training would take. Writes nothing, and imports no user code."""
     from fldiag import user_code
 
-    tree = config.model_dump(mode="json")
-    console.result["config"] = tree
-    console.say(dumps(tree, indent=1))
-    if not user_code.names(tree):
+    if not user_code.names(config.model_dump()):
         from fldiag.training.setup import Setup
         from fldiag.training.train import disk_bytes
 
