@@ -18,24 +18,15 @@ from fldiag.errors import FldiagError, unknown
 from fldiag.registry import entry_points
 from fldiag.version import version as installed_version
 
-#: The verbs of ``fldiag --help`` in their order; those of other packages follow.
-ORDER = (
-    *("demo", "train", "sweep", "list", "explain"),
-    *("landscape", "spectrum", "paths", "sharpness", "diagnose"),
-    *("matching", "forgetting", "drift", "fairness", "flatness", "geometry", "account", "lora"),
-    *("partition", "personalise", "doctor"),
-    *("check", "diff", "report", "figures", "toy", "convert", "runs", "prune"),
-)
-
 
 class Verbs(TyperGroup):
     """The verbs of fldiag, then those of other packages. One of a diagnostic is made when it is typed: its options are those of
     the diagnostic, which is imported for them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        others = {*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")}
-        verbs = {*self.commands, *names.built_in("diagnostics"), *others} - {*names.FLAGS}
-        return [name for name in ORDER if name in verbs] + sorted(verbs - {*ORDER})
+        others = [*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")]
+        verbs = [*self.commands, *names.built_in("diagnostics"), *others]
+        return [name for name in dict.fromkeys(verbs) if name not in names.FLAGS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """What the list shows; of a diagnostic, and of what cannot be imported, no more than that."""

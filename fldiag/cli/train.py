@@ -16,7 +16,6 @@ from fldiag.cli.options import Device, Out, Seed, Set
 
 if TYPE_CHECKING:
     from fldiag.config import Config
-    from fldiag.runs.run import Run
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
@@ -35,15 +34,24 @@ def demo(
     """
     from fldiag.diagnosis.diagnose import FALLBACK, diagnose
     from fldiag.execution import threads
+    from fldiag.training.sweep import sweep, table
+    from fldiag.training.train import rounds_on_bar
 
     folder = out or FALLBACK / "demo"
-    values = {"method.name": ["fedavg", "fedsol"], "seed": [seed], "checkpoint.every": [10]}
+    values: dict[str, list[Any]] = {
+        "method.name": ["fedavg", "fedsol"],
+        "seed": [seed],
+        "checkpoint.every": [10],
+    }
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
-        runs = _sweep(console, "digits", values, out=folder, device=device)
+        with console.progress("demo") as progress:
+            show = rounds_on_bar(progress, console.note)
+            runs = sweep("digits", values, out=folder, device=device, on_event=show)
         checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
         shown: dict[str, Any] = {"bar": console.progress, "tell": console.note}
         answer = diagnose("landscape", checkpoints, options, out=folder, **shown)
+    console.table(table(runs, values).to_dict("records"))
     console.show(answer.summary())
     console.done(*answer.files)
 
@@ -75,6 +83,7 @@ def train(
     """
     from fldiag import config as configs
     from fldiag.training import train as training
+    from fldiag.training.sweep import table
 
     allow_code = options.pop("allow_code")
     overrides = dict(map(configs.parse_override, set_ or []))
@@ -92,19 +101,11 @@ def train(
     if dry_run:
         return _size(console, config, path, options["device"], options["download"])
     with console.progress(config.method.name) as progress:
-        show = training.rounds_on_bar(progress)
-
-        def on_event(event: dict[str, Any]) -> None:
-            for text in event.get("notes", ()):
-                console.note(text)
-            show(event)
-
-        run = training.train(config, out=path, resume=resume, on_event=on_event, **options)
+        show = training.rounds_on_bar(progress, console.note)
+        run = training.train(config, out=path, resume=resume, on_event=show, **options)
     problem = training.failure(run)
-    last = run.metrics.query("round == @run.done and slice == 'test'").set_index("metric")["value"]
-    row = {"run": run.name, "method": config.method.name, "rounds": run.done}
-    row |= {"status": "diverged" if problem else run.status, **last.astype(float)}
-    console.table([row])
+    (scores,) = table([run], {}).to_dict("records")
+    console.table([{"run": run.name, "rounds": run.done, "status": run.status, **scores}])
     if problem:
         console.note(f"{problem}; a smaller train.lr usually helps")
     console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
@@ -133,8 +134,8 @@ def sweep(
     from fldiag.config import parse_override
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest, provenance
-    from fldiag.training.sweep import table
-    from fldiag.training.train import RUNS
+    from fldiag.training import sweep as sweeps
+    from fldiag.training.train import RUNS, rounds_on_bar
 
     values = {key: [value] for key, value in map(parse_override, set_ or [])}
     keys = [text.partition("=") for text in over]
@@ -142,25 +143,16 @@ def sweep(
         key.strip(): [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
         for key, _, listing in keys
     }
-    runs = _sweep(console, config, values, out=out, **options)
+    with console.progress("sweep") as progress:
+        show = rounds_on_bar(progress, console.note)
+        runs = sweeps.sweep(config, values, out=out, on_event=show, **options)
     if options["shard"]:
         return console.done(*(run.path for run in runs))
-    names = [run.name for run in runs]
+    frame, names = sweeps.table(runs, values), [run.name for run in runs]
+    console.table(frame.to_dict("records"))
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
     about = {"source": config, "runs": names, **provenance()}
-    console.done(*write_table(table(runs, values), path, about))
-
-
-def _sweep(console: Console, config: str, values: dict[str, Any], **options: Any) -> list[Run]:
-    """The runs, and their table shown."""
-    from fldiag.training import sweep as sweeps
-    from fldiag.training.train import rounds_on_bar
-
-    with console.progress("sweep") as progress:
-        runs = sweeps.sweep(config, values, on_event=rounds_on_bar(progress), **options)
-    if not options.get("shard"):
-        console.table(sweeps.table(runs, values).to_dict("records"))
-    return runs
+    console.done(*write_table(frame, path, about))
 
 
 def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:

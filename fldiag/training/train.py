@@ -135,10 +135,12 @@ def _listener(on_event: Listener | None, title: str) -> Iterator[Listener]:
         yield on_event or (lambda event: None)
 
 
-def rounds_on_bar(progress: Progress) -> Listener:
-    """Shows the events of a run on a progress bar."""
+def rounds_on_bar(progress: Progress, tell: Callable[[str], None] = lambda text: None) -> Listener:
+    """Shows the events of a run on a progress bar, and tells its notes."""
 
     def show(event: dict[str, Any]) -> None:
+        for text in event.get("notes", ()):
+            tell(text)
         if event["event"] == "start":
             progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
         elif event["event"] == "round":
