@@ -130,8 +130,7 @@ def report(
     members = collect(runs)
     folder = prepare(out or folder_of(m.run for m in members))  # first: it may be refused
     entries = [registry.diagnostic.get(name.strip()) for name in compute.split(",") if name]
-    seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
-    seen["allow_code"] = options.pop("allow_code")
+    seen = {"allow_code": options.pop("allow_code"), **console.listeners}
     for member, entry in itertools.product(members, entries):
         if entry.name in member.tables:
             continue

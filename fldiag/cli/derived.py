@@ -71,8 +71,8 @@ def ask(
     """Open, ask, write, and say what a person reads first; with ``strict`` exit code 3 where a check failed."""
     from fldiag.diagnosis.diagnose import diagnose
 
-    seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
-    answer = diagnose(name, targets, options, out=out, allow_code=allow_code, **seen)
+    about = {"out": out, "allow_code": allow_code, **console.listeners}
+    answer = diagnose(name, targets, options, **about)
     console.show(answer.summary())
     console.done(*answer.files)
     fails = answer.entry.fails

@@ -49,8 +49,7 @@ def demo(
             show = rounds_on_bar(progress, console.note)
             runs = sweep("digits", values, out=folder, device=device, on_event=show)
         checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
-        shown: dict[str, Any] = {"bar": console.progress, "tell": console.note}
-        answer = diagnose("landscape", checkpoints, options, out=folder, **shown)
+        answer = diagnose("landscape", checkpoints, options, out=folder, **console.listeners)
     console.table(table(runs, values).to_dict("records"))
     console.show(answer.summary())
     console.done(*answer.files)
