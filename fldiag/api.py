@@ -14,7 +14,7 @@ from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
 from fldiag.compare.reading import Reader
-from fldiag.compare.sides import Pairing, Side, sides
+from fldiag.compare.sides import Side, sides
 from fldiag.diagnosis import diagnose as diagnosis
 from fldiag.diagnosis.options import ProblemOptions
 from fldiag.diagnosis.subjects import Target, load
@@ -99,16 +99,15 @@ def check(
     b: Side | None = None,
     *,
     fail_if: Sequence[str] = (),
-    pair: Pairing = "seed",
     level: float = 0.95,
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Checked:
     """Test whether A is better than B, or still as good as its baseline B.
 
-    One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap) and
-    clients. Several runs on each side: methods, compared over pairs of runs of equal seed (paired t; three pairs at least). The
-    result says which of the two questions it answers.
+    One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap).
+    Several runs on each side: methods, compared over pairs of runs of equal seed (paired t; three pairs at least). The result
+    says which of the two questions it answers.
 
     Args:
         a: a run, a checkpoint, a path, a pattern, a folder that holds runs of one method, or several runs that differ by the
@@ -116,7 +115,6 @@ def check(
         b: the baseline, likewise; without one, conditions compare with numbers only.
         fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
             ``fldiag.compare.conditions``); by default ``"accuracy < baseline"``.
-        pair: how runs are paired: by ``seed``, or by ``order``, where seeds are not known.
         level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
         allow_code: as for ``diagnose``.
         **options: ``model``, ``data``, ``root``, ``download`` and ``device``, as for ``diagnose``.
@@ -132,9 +130,9 @@ def check(
     >>> start = fldiag.Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
     >>> run = fldiag.train(start, out=tempfile.mkdtemp() + "/run")
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
-    Checked(verdict='pass', labels=('run (fedavg, seed 0)', 'run (fedavg, seed 0)'))
+    Checked(verdict='pass', labels=('run', 'run'))
     """
-    return checks.check(sides(a, b, pair, allow_code), fail_if, _reader(options), level)
+    return checks.check(sides(a, b, allow_code), _reader(options), fail_if, level)
 
 
 def diff(
@@ -142,7 +140,6 @@ def diff(
     b: Side,
     *,
     numbers: Sequence[str] | None = None,
-    pair: Pairing = "seed",
     level: float = 0.95,
     allow_code: str | Iterable[str] = (),
     **options: Any,
@@ -152,7 +149,7 @@ def diff(
     Args:
         a, b: the two sides, as for ``check``.
         numbers: only these, such as ``["accuracy", "lambda_1"]``; by default all.
-        pair, level, allow_code, **options: as for ``check``.
+        level, allow_code, **options: as for ``check``.
 
     Returns:
         One row per number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
@@ -162,7 +159,7 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    return checks.diff(sides(a, b, pair, allow_code), numbers, _reader(options), level)
+    return checks.diff(sides(a, b, allow_code), _reader(options), numbers, level)
 
 
 def _reader(options: Mapping[str, Any]) -> Reader:

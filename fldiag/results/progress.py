@@ -20,7 +20,7 @@ def shell() -> Any:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A callback ``(done, total, text)`` that draws the bar.
+    """A callback ``(done, total, text)`` that draws the bar; elsewhere than on a terminal or in a notebook it is silent.
 
     The time remaining follows from the parts that were finished since the first call, or since one that changed the total.
     """
