@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.choices import Proximal
+from fldiag.diagnostics.geometry import load, seen_by_head
 from fldiag.execution import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.params import Layout, cosine
@@ -249,14 +250,11 @@ def cka(a: Tensor, b: Tensor) -> float | None:
 
 def features(history: History, weights: Weights) -> Tensor:
     """What the head sees (without a head: the outputs) of the test examples, [n, d]."""
-    (w, buffers), network, pool = weights, history.network, history.pool
-    bound = network.bind(w[None], {n: b[None].clone() for n, b in buffers.items()})
-    outputs = []
-    with torch.no_grad():
-        for piece in pool.batches(pool.test, BATCH):
-            x = pool.read(piece.start, piece.stop)[0][None]
-            outputs.append((bound.features(x) if network.has_split else bound(x))[0].flatten(1))
-    return torch.cat(outputs)
+    module, pool, values = load(history, weights), history.pool, list[Tensor]()
+    for piece in pool.batches(pool.test, BATCH):
+        outputs, seen = seen_by_head(module, pool.read(piece.start, piece.stop)[0])
+        values.append(seen[0] if seen else outputs.flatten(1))
+    return torch.cat(values)
 
 
 # Steps and means
