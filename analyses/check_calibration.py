@@ -24,6 +24,9 @@ import pandas as pd
 from scipy import stats
 
 import fldiag
+from fldiag.compare.check import check
+from fldiag.compare.reading import Reader
+from fldiag.compare.sides import Sides
 from fldiag_papers.study import write
 
 OUT = Path(__file__).parents[1] / "figures" / "check"
@@ -90,7 +93,7 @@ def one(pair):
         limit = f"accuracy < baseline {sign} {100 * abs(difference):.6f}pt"
         return {
             "pair": pair,
-            "methods": fldiag.check(a, b, pair="order").verdict,
+            "methods": check(Sides(a, b, ("a", "b")), Reader(), [], LEVEL).verdict,
             "models_true_difference": fldiag.check(a[0], b[0], fail_if=[limit]).verdict,
             "models_equal": fldiag.check(a[0], b[0], fail_if=["accuracy < baseline"]).verdict,
             "true_difference": difference,

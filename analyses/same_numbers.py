@@ -149,8 +149,13 @@ GONE_ESTIMATORS = ("path", "layer", "weighted mean of clients")
 #: Estimators that are called otherwise today.
 RENAMED = {"hutchinson-deflated": "hutchinson", "lanczos-ggn": "lanczos"}
 #: Of which fewer rows are given: points of a surface that were interpolated, or evaluated elsewhere; calibration of single
-#: clients.
-FEWER = ["landscape loss", "fairness ece", "fairness ece_floor"]
+#: clients; the features of clients' models on their own examples.
+FEWER = [
+    "landscape loss",
+    "fairness ece",
+    "fairness ece_floor",
+    *(f"geometry {m}" for m in ("effective_rank", "nc1", "nc2_cosines", "nc2_norms", "nc3", "nc4")),
+]
 #: What goes: patterns of "diagnostic metric".
 GONE = [
     "matching curvature",  # shares by part; the trace stays
@@ -174,6 +179,7 @@ GONE = [
     "flatness *misalignment",
     "flatness *echo*",
     "fairness size_correlation",
+    "forgetting average_forgetting",  # is another number: the model before training counts
     "forgetting class_fluctuation",
     "forgetting forgotten",
     "forgetting gem_*",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +14,15 @@ from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
 from fldiag.compare.reading import Reader
-from fldiag.compare.sides import Pairing, Side, sides
+from fldiag.compare.sides import Side, sides
 from fldiag.diagnosis import diagnose as diagnosis
 from fldiag.diagnosis.options import ProblemOptions
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress
-from fldiag.results.progress import progress_bar, shell
-from fldiag.results.standing import standing
-from fldiag.results.summary import Note
+from fldiag.results.progress import notebook_bar
+from fldiag.results.summary import Note, standing
 from fldiag.runs.checkpoint import trust_files
 
 if TYPE_CHECKING:
@@ -85,7 +83,7 @@ def diagnose(
         write=False,
         cache=None if cache is None else Path(cache),
         allow_code=allow_code,
-        bar=lambda title: _bar(progress, title),
+        bar=lambda title: notebook_bar(title, progress),
         tell=tell or (lambda text: None),
     )
     for text in (item.text for item in standing(answer.table) if isinstance(item, Note)):
@@ -96,30 +94,20 @@ def diagnose(
     return answer.table
 
 
-@contextlib.contextmanager
-def _bar(progress: Progress | None, title: str) -> Iterator[Progress]:
-    if progress is None and shell() is not None:
-        with progress_bar(title) as bar:
-            yield bar
-    else:
-        yield progress or (lambda done, total, text: None)
-
-
 def check(
     a: Side,
     b: Side | None = None,
     *,
     fail_if: Sequence[str] = (),
-    pair: Pairing = "seed",
     level: float = 0.95,
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Checked:
     """Test whether A is better than B, or still as good as its baseline B.
 
-    One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap) and
-    clients. Several runs on each side: methods, compared over pairs of runs of equal seed (paired t; three pairs at least). The
-    result says which of the two questions it answers.
+    One run or checkpoint on each side: two given models, compared over test examples (McNemar's exact test, paired bootstrap).
+    Several runs on each side: methods, compared over pairs of runs of equal seed (paired t; three pairs at least). The result
+    says which of the two questions it answers.
 
     Args:
         a: a run, a checkpoint, a path, a pattern, a folder that holds runs of one method, or several runs that differ by the
@@ -127,7 +115,6 @@ def check(
         b: the baseline, likewise; without one, conditions compare with numbers only.
         fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
             ``fldiag.compare.conditions``); by default ``"accuracy < baseline"``.
-        pair: how runs are paired: by ``seed``, or by ``order``, where seeds are not known.
         level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
         allow_code: as for ``diagnose``.
         **options: ``model``, ``data``, ``root``, ``download`` and ``device``, as for ``diagnose``.
@@ -143,9 +130,9 @@ def check(
     >>> start = fldiag.Config.load("digits", rounds=1, model__name="mlp", clients__per_round=2, train__epochs=1)
     >>> run = fldiag.train(start, out=tempfile.mkdtemp() + "/run")
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
-    Checked(verdict='pass', labels=('run (fedavg, seed 0)', 'run (fedavg, seed 0)'))
+    Checked(verdict='pass', labels=('run', 'run'))
     """
-    return checks.check(sides(a, b, pair, allow_code), fail_if, _reader(options), level)
+    return checks.check(sides(a, b, allow_code), _reader(options), fail_if, level)
 
 
 def diff(
@@ -153,7 +140,6 @@ def diff(
     b: Side,
     *,
     numbers: Sequence[str] | None = None,
-    pair: Pairing = "seed",
     level: float = 0.95,
     allow_code: str | Iterable[str] = (),
     **options: Any,
@@ -163,7 +149,7 @@ def diff(
     Args:
         a, b: the two sides, as for ``check``.
         numbers: only these, such as ``["accuracy", "lambda_1"]``; by default all.
-        pair, level, allow_code, **options: as for ``check``.
+        level, allow_code, **options: as for ``check``.
 
     Returns:
         One row per number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
@@ -173,7 +159,7 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    return checks.diff(sides(a, b, pair, allow_code), numbers, _reader(options), level)
+    return checks.diff(sides(a, b, allow_code), _reader(options), numbers, level)
 
 
 def _reader(options: Mapping[str, Any]) -> Reader:
@@ -193,7 +179,7 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
         The figure.
 
     Raises:
-        FldiagError: a table of no known diagnostic, or one without a picture.
+        FldiagError: a table of no known diagnostic, one without a picture, or without the rows that it shows.
     """
     of = name or str(getattr(table, "attrs", {}).get("diagnostic", ""))
     if not of:
@@ -205,8 +191,13 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
     drawings: Mapping[str, registry.Draw] = (
         {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
     )
-    with style.use_sheet(width):
-        figure: Figure | None = drawings[""](table) if "" in drawings else None
+    figure: Figure | None = None
+    try:
+        with style.use_sheet(width):
+            figure = drawings[""](table) if "" in drawings else None
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+        what = f"this table has not what the picture of {of!r} shows ({error!r})"
+        raise FldiagError(what, usage=True) from error
     if figure is None:
         raise FldiagError(f"this table of {of!r} has no picture", "see its rows", usage=True)
     return figure

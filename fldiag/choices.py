@@ -25,6 +25,13 @@ Rtol = Annotated[
 Products = Annotated[
     int, Field(ge=2, description="Maximum number of Hessian-vector products for an estimate.")
 ]
+# of the rounds of a run, of eigenvalues, and of what is random
+EveryRound = Annotated[
+    bool | None,
+    Field(description="All rounds, not only the last (default if --rounds is given)."),
+]
+Tol = Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")]
+Seed = Annotated[int, Field(description="Random seed.")]
 #: Which examples a client is tested on: test examples in its class mixture, all of its classes, or its own training examples.
 ClientSlice = Literal["test", "own", "train"]
 #: Bins of a calibration error (Guo et al. 2017), and examples of a client below which nothing is said of it.

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
@@ -33,9 +33,6 @@ from fldiag.sections import (
     PartitionSection,
     TrainSection,
 )
-
-if TYPE_CHECKING:
-    from fldiag.runs.run import Run
 
 #: Of a section whose other keys depend on what is chosen, the key that chooses.
 MAIN_KEYS = {"method": "name", "model": "name", "partition": "kind"}
@@ -184,9 +181,6 @@ class Config(ConfigSection):
         name = self.method.name
         return 1 if ":" in name else int(registry.method.get(name).meta["version"])
 
-    def __repr__(self) -> str:
-        return f"Config({self.name!r}, {self.method.name} on {self.data.name}, {self.rounds} rounds, seed {self.seed})"
-
 
 def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in section.items() if key != "name"}
@@ -262,11 +256,11 @@ def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) 
     return build(tree, {**keys, **overrides})
 
 
-def of_run(run: Run, overrides: Mapping[str, Any]) -> Config:
+def of_run(run: Any, overrides: Mapping[str, Any]) -> Config:
     """A config with the data, model and partition of a trained or recorded run, to train another method in its federation.
 
     Args:
-        run: with the consent to import the code that it names, where it names any.
+        run: a ``fldiag.runs.run.Run``, with the consent to import the code that it names, where it names any.
         overrides: dotted key -> value. Everything else has its default.
 
     Raises:

@@ -30,7 +30,6 @@ from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
-import joblib
 import torch
 
 from fldiag.device import full_precision
@@ -239,6 +238,8 @@ def open_pool(
     Raises:
         FldiagError: an unknown executor, or a cluster with another fldiag or PyTorch.
     """
+    import joblib  # a sixth of a second, which a table from the store does not need
+
     kind, _, suffix = str(check_executor(executor)).partition(":")
     pool = Pool(Work(function, shared, threads or torch.get_num_threads()), name)
     workers = max(1, joblib.cpu_count() // pool.work.threads)

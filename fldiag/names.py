@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from fldiag.errors import unknown
 from fldiag.registry import entry_points, load_entry_point, package
 
 #: What is registered, as ``fldiag list`` and ``fldiag.catalogue`` name it. The name without s is the registry's.
 KINDS = ("methods", "models", "datasets", "diagnostics")
-#: Diagnostics without a verb of their own: flags of ``spectrum`` ask for them.
-FLAGS = ("trace", "diagonal", "density")
 
 
 @dataclass(frozen=True)
@@ -69,15 +66,11 @@ def preset_texts() -> dict[str, str]:
 
 def _registered(path: Path, registry: str) -> Iterator[tuple[str, Item]]:
     """Functions decorated with ``@REGISTRY("name", ...)``, and of data sets the tables SETS."""
-    node: Any
-    for node in ast.parse(path.read_text("utf-8")).body:
-        for call in getattr(node, "decorator_list", []):
-            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(registry):
-                on = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "on"]
-                summary = (ast.get_docstring(node) or "").split("\n")[0]
-                yield ast.literal_eval(call.args[0]), Item(summary, *on)
-        targets = getattr(node, "targets", [])
-        if [getattr(target, "id", "") for target in targets] == ["SETS"]:
-            for key, value in zip(node.value.keys, node.value.values, strict=True):
-                texts = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant)]
-                yield key.value, Item(str(texts[0]))
+    text = path.read_text("utf-8")
+    decorated = rf'^@(?:\w+\.)?{registry}\(\s*"(.+?)"(.*?)"""(.+?)$'
+    for name, about, summary in re.findall(decorated, text, re.MULTILINE | re.DOTALL):
+        on = re.search(r'\bon="(\w+)"', about)
+        yield name, Item(summary.removesuffix('"""'), *(on.groups() if on else ()))
+    if registry == "dataset":
+        for name, summary in re.findall(r'^    "(\w+)": \w*\(\s*"(.+?)"', text, re.MULTILINE):
+            yield name, Item(summary)

@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 
 import fldiag
-from fldiag.results.machine import machine
+from fldiag.results.provenance import machine
 from fldiag.runs.run import folder_size
 
 SAMPLED = 100

@@ -6,8 +6,11 @@ import io
 import signal
 import sys
 
-from fldiag.cli import compare, diagnose, files, inform, train  # noqa: F401
+# in the order of ``fldiag --help``
+# isort: off
+from fldiag.cli import train, inform, diagnose, compare, files  # noqa: F401
 from fldiag.cli.app import app
+# isort: on
 
 
 def main() -> None:

@@ -15,17 +15,8 @@ from fldiag.cli import derived
 from fldiag.cli.console import errors
 from fldiag.cli.options import signed
 from fldiag.errors import FldiagError, unknown
-from fldiag.registry import entry_points, load_entry_point, package
+from fldiag.registry import entry_points
 from fldiag.version import version as installed_version
-
-#: The verbs of ``fldiag --help`` in their order; those of other packages follow.
-ORDER = (
-    *("demo", "train", "sweep", "list", "explain"),
-    *("landscape", "spectrum", "paths", "sharpness", "diagnose"),
-    *("matching", "forgetting", "drift", "fairness", "flatness", "geometry", "account", "lora"),
-    *("partition", "personalise", "doctor"),
-    *("check", "diff", "report", "figures", "toy", "convert", "runs", "prune"),
-)
 
 
 class Verbs(TyperGroup):
@@ -33,33 +24,27 @@ class Verbs(TyperGroup):
     the diagnostic, which is imported for them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        others = {*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")}
-        verbs = {*self.commands, *names.built_in("diagnostics"), *others} - {*names.FLAGS}
-        return sorted(verbs, key=lambda name: (name not in ORDER, [*ORDER, name].index(name), name))
+        others = [*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")]
+        verbs = [*self.commands, *names.built_in("diagnostics"), *others]
+        return list(dict.fromkeys(verbs))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """What the list shows; of a diagnostic, and of what cannot be imported, no more than that."""
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
         if item := names.built_in("diagnostics").get(cmd_name):
             group = "Weights" if item.on in ("problem", "checkpoints") else "Clients"
-            return self.commands.get(
-                cmd_name, TyperCommand(cmd_name, help=item.summary, rich_help_panel=group)
-            )
-        if point := entry_points("fldiag.verbs").get(cmd_name):
+            return TyperCommand(cmd_name, help=item.summary, rich_help_panel=group)
+        if cmd_name in entry_points("fldiag.verbs"):
             with contextlib.suppress(FldiagError):
-                return derived.command_of(cmd_name, load_entry_point(point, "verb"))
-        if point := point or entry_points("fldiag.diagnostics").get(cmd_name):
-            return TyperCommand(cmd_name, help=f"Of the package {package(point)}.")
-        return super().get_command(ctx, cmd_name)
+                return derived.command(cmd_name)
+        return TyperCommand(cmd_name, help="Of another package.")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0]
+        name, *rest = args
         if name not in self.list_commands(ctx):
             raise unknown("command", name, self.list_commands(ctx))
-        if name in self.commands:
-            return super().resolve_command(ctx, args)
-        if point := entry_points("fldiag.verbs").get(name):
-            return name, derived.command_of(name, load_entry_point(point, "verb")), args[1:]
-        return name, derived.command(name), args[1:]
+        return name, self.commands.get(name) or derived.command(name), rest
 
     def invoke(self, ctx: Any) -> Any:
         with errors(debug="--debug" in ctx.args):
@@ -88,10 +73,10 @@ def root(
 def verb(
     panel: str, *shared: str, name: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a verb; it gets the shared options of these names as ``**options``."""
+    """Register a function as a verb; it gets a Console, and the shared options of these names as ``**options``."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
         own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         app.command(name, rich_help_panel=panel)(signed(function, own, shared))
         return function

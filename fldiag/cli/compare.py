@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +12,11 @@ import typer
 
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
-from fldiag.cli.options import Device, Json, Out
+from fldiag.cli.options import Out
 from fldiag.errors import FldiagError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from fldiag.report.collect import RunTables
 
 #: Exit code of a check that failed.
 FAILED = 3
@@ -35,8 +33,9 @@ Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")
 OPENED = ("model", "data", "allow_code", "download", "device")
 
 
-@verb("Compare", *OPENED)
+@verb("Compare", *OPENED, "strict")
 def check(
+    console: Console,
     a: A,
     b: Annotated[str | None, typer.Argument(help="The baseline, likewise.")] = None,
     fail_if: Annotated[
@@ -48,11 +47,7 @@ def check(
         ),
     ] = None,
     level: Level = 0.95,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Also fail if a condition is undecided.")
-    ] = False,
     out: Out = None,
-    json: Json = False,
     **options: Any,
 ) -> None:
     """Test whether A is better than B, or a run still as good as its baseline. Exit code 3 if a condition clearly holds, 2 if
@@ -63,33 +58,24 @@ def check(
 
     Example: fldiag check RUN MAIN --fail-if 'accuracy < baseline - 1pt'
     """
-    from fldiag.compare import check as checks
-    from fldiag.compare.reading import Reader
-    from fldiag.compare.sides import sides
+    from fldiag.compare.check import check
 
-    console = Console(json)
-    both = sides(a, b, allow_code=options.pop("allow_code"))
-    reader = Reader(options, cache=True, bar=console.progress)
-    outcome = checks.check(both, fail_if or (), reader, level)
-    about: dict[str, Any] = {"question": outcome.question, "notes": outcome.notes}
-    about |= {"verdict": outcome.verdict, "labels": outcome.labels, "a": a, "b": b}
-    paths = show_rows(console, outcome.table, out, about)
+    strict = options.pop("strict")
+    outcome = check(*opened(console, a, b, options), fail_if or (), level)
+    paths = show(console, outcome.table, out, a=a, b=b, verdict=outcome.verdict)
     console.say(f"verdict: {outcome.verdict}")
     console.done(*paths)
-    rows = outcome.table[outcome.table["verdict"] == "error"]
-    if len(rows):
-        conditions = ", ".join(repr(text) for text in rows["condition"])
-        what, remedy = ("; ".join(dict.fromkeys(rows[column])) for column in ("note", "remedy"))
-        problem = FldiagError(f"not tested: {conditions}: {what}", remedy, usage=True)
-        if outcome.verdict == "error":
-            raise problem
-        console.note(str(problem))
+    if outcome.verdict == "error":
+        row = outcome.table[outcome.table["verdict"] == "error"].iloc[0]
+        what = f"not tested: {row['condition']}: {row['note']}"
+        raise FldiagError(what, row["remedy"], usage=True)
     if outcome.verdict == "fail" or (strict and outcome.verdict == "undecided"):
         sys.exit(FAILED)
 
 
 @verb("Compare", *OPENED, "width", "format")
 def diff(
+    console: Console,
     a: A,
     b: B,
     number: Annotated[
@@ -98,7 +84,6 @@ def diff(
     ] = None,
     level: Level = 0.95,
     out: Out = None,
-    json: Json = False,
     **options: Any,
 ) -> None:
     """Compare all numbers of two sides in a table and a picture: accuracy, loss, λ1, forgetting, drift and fairness, each with
@@ -106,25 +91,19 @@ def diff(
 
     Example: fldiag diff checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
-    from fldiag.compare import check as checks
     from fldiag.compare import picture
-    from fldiag.compare.reading import Reader
-    from fldiag.compare.sides import sides
+    from fldiag.compare.check import diff
     from fldiag.plotting import style
 
-    console = Console(json)
-    both = sides(a, b, allow_code=options.pop("allow_code"))
-    reader = Reader(options, cache=True, bar=console.progress)
-    table = checks.diff(both, number or None, reader, level)
-    about = {key: table.attrs[key] for key in ("question", "notes", "labels")}
-    paths = show_rows(console, table, out, {**about, "a": a, "b": b})
+    table = diff(*opened(console, a, b, options), number, level)
+    paths = show(console, table, out, a=a, b=b)
     console.done(*paths, *style.save(picture.draw(table), paths[0].with_suffix("")))
 
 
-@verb("Compare", "allow_code", "download")
+@verb("Compare", "allow_code", "download", "device")
 def report(
+    console: Console,
     runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "",
     compute: Annotated[
         str,
         typer.Option(
@@ -133,8 +112,6 @@ def report(
         ),
     ] = "",
     out: Out = None,
-    json: Json = False,
-    device: Device = "auto",
     **options: Any,
 ) -> None:
     """Write one HTML file that compares runs. It works offline in any browser.
@@ -145,59 +122,56 @@ def report(
     """
     from fldiag import registry
     from fldiag.diagnosis.diagnose import diagnose, folder_of, prepare
+    from fldiag.report import page
     from fldiag.report.collect import collect
+    from fldiag.results.files import write_text
     from fldiag.results.provenance import digest
 
-    console, members = Console(json), collect(runs)
-    paths = [os.path.realpath(path) for path in runs]
-    several = f"{len(paths)}-runs-{digest(paths)[:8]}"
-    label = Path(paths[0]).name if len(paths) == 1 else several
+    members = collect(runs)
     folder = prepare(out or folder_of(m.run for m in members))  # first: it may be refused
-    names = [name.strip() for name in compute.split(",") if compute]
-    entries = [registry.diagnostic.get(name) for name in names]
-    seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
-    seen["allow_code"] = options.pop("allow_code")
-    for member, entry in ((m, e) for m in members for e in entries if e.name not in m.tables):
+    entries = [registry.diagnostic.get(name.strip()) for name in compute.split(",") if name]
+    seen = {"allow_code": options.pop("allow_code"), **console.listeners}
+    for member, entry in itertools.product(members, entries):
+        if entry.name in member.tables:
+            continue
         try:
-            diagnose(entry.name, [member.run], {"device": device, **options}, **seen)
+            diagnose(entry.name, [member.run], options, **seen)
         except FldiagError as error:
             console.note(f"{member.label}: no {entry.name}: {error}")
-    show_report(console, collect(runs), folder / f"report-{label}.html", title)
-
-
-def show_report(console: Console, runs: Sequence[RunTables], path: Path, title: str = "") -> None:
-    """Write the page, and say what it holds and what is wrong."""
-    from fldiag.report import page
-    from fldiag.results.files import write_text
-
-    write_text(path, page.page(runs, title))
-    rows = [{"run": run.label, "tables": ", ".join(run.tables)} for run in runs]
-    console.table(rows, {"run": "run", "tables": "tables"})
-    remarks = [f"{run.label}: {text}" for run in runs for text in run.remarks]
-    for text in [*page.wrong(runs).alarms, *remarks]:
+    members = collect(runs)
+    path = folder / f"report-{digest([os.path.realpath(run) for run in runs])[:8]}.html"
+    write_text(path, page.page(members))
+    remarks = [f"{member.label}: {text}" for member in members for text in member.remarks]
+    for text in [*page.wrong(members).alarms, *remarks]:
         console.note(text)
     console.done(path)
 
 
-def show_rows(
-    console: Console, table: pd.DataFrame, out: Path | None, about: Mapping[str, Any]
-) -> list[Path]:
+def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Both sides, and what reads their numbers."""
+    from fldiag.compare.reading import Reader
+    from fldiag.compare.sides import sides
+
+    both = sides(a, b, allow_code=options.pop("allow_code"))
+    return both, Reader(options, cache=True, bar=console.progress)
+
+
+def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:
     """Say what was asked and answered, and write the table with its provenance. Returns the files."""
     from fldiag.compare import wording
     from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest, provenance
 
+    about = {**table.attrs, **sides}
     console.say("A: {}   B: {}".format(*about["labels"]))
     console.say(about["question"])
     rows = wording.rows(table)
-    columns = {k: text for k, text in wording.COLUMNS.items() if any(row[k] != "" for row in rows)}
-    console.table(rows, columns)
+    console.table(rows)
     for text in about["notes"]:
         console.note(text)
     plain = table.astype(object).where(table.notna(), None)
     console.result |= {**about, "rows": plain.to_dict("records")}
     kind = "check" if "condition" in table else "diff"
-    questions = list(table.get("condition", table["metric"]))
-    path = prepare(out or FALLBACK) / f"{kind}-{digest(about['a'], about['b'], questions)[:8]}"
+    path = prepare(out or FALLBACK) / f"{kind}-{digest(*sides.values(), rows)[:8]}"
     return write_table(table, path, {**provenance(), **about})

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,20 @@ from click.exceptions import Abort, ClickException, Exit
 from fldiag.errors import FldiagError, error_text, printable
 from fldiag.results.progress import progress_bar
 
-#: What is said after Ctrl-C where whoever was stopped says nothing else.
-STOPPED = FldiagError("stopped", "finished work is kept; run the same command again to continue")
-
 
 class Console:
     """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr."""
 
+    progress = staticmethod(progress_bar)
+
     def __init__(self, machine: bool = False):
         self.machine = machine
         self.result: dict[str, Any] = {}
+
+    @property
+    def listeners(self) -> dict[str, Any]:
+        """What a diagnostic shows its progress on, and tells its remarks."""
+        return {"bar": self.progress, "tell": self.note}
 
     def say(self, text: str) -> None:
         if not self.machine:
@@ -34,17 +37,20 @@ class Console:
     def note(self, text: str) -> None:
         print(printable(text), file=sys.stderr)
 
-    def table(self, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
-        """Rows as an aligned table; ``columns`` maps keys to headings."""
+    def table(self, rows: list[dict[str, Any]], columns: dict[str, str] | None = None) -> None:
+        """Rows as an aligned table; ``columns`` maps keys to headings (default: all keys)."""
         self.result.setdefault("rows", []).extend(rows)
         if self.machine or not rows:
             return
         from rich.console import Console as Rich
         from rich.table import Table
 
+        from fldiag.results.summary import cell
+
+        columns = columns or {key: key for row in rows for key in row}
         table = Table(*columns.values(), box=None, pad_edge=False)
         for row in rows:
-            table.add_row(*(_format(row.get(key)) for key in columns))
+            table.add_row(*(printable(cell(row.get(key))) for key in columns))
         width = None if sys.stdout.isatty() else 160
         Rich(width=width, highlight=False, markup=False, emoji=False).print(table)
 
@@ -68,29 +74,10 @@ class Console:
         for path in paths:
             self.say(str(path))
 
-    @contextlib.contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[int, int, str], None]]:
-        """A callback ``(done, total, text)`` that draws a bar with the time remaining on a terminal, and is silent elsewhere."""
-        if not sys.stderr.isatty():
-            yield lambda done, total, text: None
-            return
-        with progress_bar(title) as bar:
-            yield bar
-
-
-def _format(value: Any) -> str:
-    if _is_missing(value):
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
-
-
-def _is_missing(value: Any) -> bool:
-    """None, NaN, or the missing entry of a table (pandas' NA, which is neither equal nor unequal to itself)."""
-    return value is None or type(value).__name__ == "NAType" or bool(value != value)
-
 
 def _plain(value: Any) -> Any:
-    if _is_missing(value):
+    """What JSON has no form for: numbers of numpy, missing entries of pandas, paths."""
+    if type(value).__name__ == "NAType":
         return None
     return value.item() if hasattr(value, "item") else str(value)
 
@@ -101,18 +88,15 @@ def errors(debug: bool) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             if not debug:
-                warnings.showwarning = _warn  # type: ignore[assignment]
+                warnings.showwarning = lambda text, *place: _line("warning:", text)  # type: ignore[assignment]
             yield
     except (Exception, KeyboardInterrupt) as error:
         if debug or isinstance(error, (Abort, ClickException, Exit)):
             raise
-        if isinstance(error, BrokenPipeError):  # fldiag list | head -1
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
         problem = _problem(error)
-        for mark, text in (("error:", problem.what), ("  →", problem.remedy)):
-            if text:
-                _line(mark, text)
+        _line("error:", problem.what)
+        if problem.remedy:
+            _line("  →", problem.remedy)
         sys.exit(2 if problem.usage else 1)
 
 
@@ -120,18 +104,13 @@ def _problem(error: BaseException) -> FldiagError:
     """What is wrong, and what to do."""
     if isinstance(error, FldiagError):
         return error
-    # one that cut the import of an extension module short is the cause of another error
-    for stop in (error, error.__cause__):
-        if isinstance(stop, KeyboardInterrupt):
-            return FldiagError(*stop.args) if stop.args else STOPPED
-    remedy = "run again with --debug for the traceback"
-    return FldiagError(f"unexpected {error_text(error)}", remedy)
+    if isinstance(error, KeyboardInterrupt):
+        again = "to continue, run the same command again (a training with --resume)"
+        return FldiagError("stopped; finished work is kept", again)
+    return FldiagError(
+        f"unexpected {error_text(error)}", "run again with --debug for the traceback"
+    )
 
 
-def _warn(message: Warning | str, *_: Any) -> None:
-    """A warning without its place in the code, which helps nobody at the keyboard."""
-    _line("warning:", str(message))
-
-
-def _line(mark: str, text: str) -> None:
-    print(mark, " ".join(printable(text).splitlines()), file=sys.stderr)
+def _line(mark: str, text: Any) -> None:
+    print(mark, " ".join(printable(str(text)).splitlines()), file=sys.stderr)

@@ -12,39 +12,24 @@ from typing import Annotated, Any
 import typer
 
 from fldiag.cli.console import Console
-from fldiag.cli.options import Json, Out, parameter, signed
-from fldiag.registry import Diagnostic, diagnostic
+from fldiag.cli.options import Out, parameter, signed
+from fldiag.registry import Diagnostic, diagnostic, entry_points, load_entry_point
 
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit with code 3 if there is a fault or a warning.")
-]
-FILES = ("checkpoints", list[Path], "Checkpoint files (.pt, .safetensors) or run folders.")
-#: What a diagnostic is on -> its argument.
-TARGETS: dict[str, tuple[str, Any, str]] = {
-    "problem": FILES,
-    "checkpoints": FILES,
-    "run": ("run", Path, "A run folder."),
-    "clients": ("run", Path, "A run folder with client weights."),
-    "runs": ("runs", list[Path], "Run folders."),
-}
 #: Options of subjects that only Python has.
 UNTYPED = ("round", "name")
 
 
 def command(name: str) -> Any:
-    """The verb of a diagnostic."""
-    return command_of(name, verb(diagnostic.get(name)))
-
-
-def command_of(name: str, target: Any) -> Any:
-    """A verb's function, or a Typer, as a command."""
+    """The verb of a diagnostic, or what another package brings as one: a function or a Typer."""
+    point = entry_points("fldiag.verbs").get(name)
+    target = load_entry_point(point, "verb") if point else verb(diagnostic.get(name))
     if not isinstance(target, typer.Typer):
-        verb = target
-        target = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        target.command(name)(verb)
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(name)(target)
+        target = app
     command: Any = typer.main.get_command(target)
-    command.name = name
-    command.rich_help_panel = command.rich_help_panel or getattr(target, "rich_help_panel", None)
+    command.name, panel = name, getattr(target, "rich_help_panel", None)
+    command.rich_help_panel = command.rich_help_panel or panel
     return command
 
 
@@ -52,48 +37,46 @@ def verb(entry: Diagnostic) -> Callable[..., None]:
     """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
     from fldiag.diagnosis.options import BY_SUBJECT
 
-    argument, kind, text = TARGETS[entry.on]
+    of_weights = entry.on in ("problem", "checkpoints")
+    text = f"Run folders{', or checkpoint files (.pt, .safetensors)' if of_weights else ''}."
     fields = {**entry.options.model_fields}
     fields |= {n: f for n, f in BY_SUBJECT[entry.on].model_fields.items() if n not in fields}
     parameters = [
-        parameter(argument, Annotated[kind, typer.Argument(help=text)]),
+        parameter("targets", Annotated[list[Path], typer.Argument(help=text)]),
         *(_option(name, field) for name, field in fields.items() if name not in UNTYPED),
         parameter("out", Out, None),
-        parameter("json", Json, False),
-        *([parameter("strict", Strict, False)] if entry.fails else []),
     ]
 
-    def run(**values: Any) -> None:
-        targets = values.pop(argument)
-        options = {n: v for n, v in values.items() if n in fields and v is not None}
-        others = {n: v for n, v in values.items() if n not in fields}
-        ask(entry.name, targets if isinstance(targets, list) else [targets], options, **others)
+    def run(console: Console, **values: Any) -> None:
+        own = {name: values.pop(name) for name in fields if name in values}
+        options = {name: value for name, value in own.items() if value is not None}
+        ask(console, entry.name, options=options, **values)
 
     run.__name__ = entry.name
     run.__doc__ = f"{entry.headline}\n\nExample: fldiag {entry.name} {entry.example or '…'}"
-    shared = {"width", "format", "allow_code"} - {*fields}
-    return signed(run, parameters, sorted(shared))
+    shared = ("width", "format", "allow_code", *["strict"] * (entry.fails is not None))
+    return signed(run, parameters, shared)
 
 
 def ask(
+    console: Console,
     name: str,
     targets: Sequence[Path],
     options: Mapping[str, Any],
     *,
     out: Path | None,
     allow_code: Sequence[str],
-    json: bool,
     strict: bool = False,
 ) -> None:
     """Open, ask, write, and say what a person reads first; with ``strict`` exit code 3 where a check failed."""
     from fldiag.diagnosis.diagnose import diagnose
 
-    console = Console(json)
-    seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
-    answer = diagnose(name, targets, options, out=out, allow_code=allow_code, **seen)
+    about = {"out": out, "allow_code": allow_code, **console.listeners}
+    answer = diagnose(name, targets, options, **about)
     console.show(answer.summary())
     console.done(*answer.files)
-    if strict and answer.entry.fails is not None and answer.entry.fails(answer.table):
+    fails = answer.entry.fails
+    if strict and fails and fails(answer.table):
         sys.exit(3)
 
 

@@ -11,11 +11,12 @@ import typer
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
 from fldiag.cli.derived import ask
-from fldiag.cli.options import Device, Download, Json, Out, Set
+from fldiag.cli.options import Device, Download, Out, Set
 
 
 @verb("Weights", "allow_code", "width", "format")
 def diagnose(
+    console: Console,
     name: Annotated[
         str,
         typer.Argument(
@@ -25,7 +26,6 @@ def diagnose(
     targets: Annotated[list[Path], typer.Argument(help="Checkpoint files or run folders.")],
     set_: Set = None,
     out: Out = None,
-    json: Json = False,
     device: Device = "auto",
     **shared: Any,
 ) -> None:
@@ -37,16 +37,16 @@ def diagnose(
 
     options = dict(map(parse_override, set_ or []))
     options |= {} if device == "auto" else {"device": device}
-    ask(name, targets, options, out=out, json=json, **shared)
+    ask(console, name, targets, options, out=out, **shared)
 
 
 @verb("Clients", "allow_code", "width", "format")
 def partition(
+    console: Console,
     config: Annotated[str, typer.Argument(help="A preset, a TOML file or a run folder.")],
     set_: Set = None,
     download: Download = False,
     out: Out = None,
-    json: Json = False,
     **shared: Any,
 ) -> None:
     """Draw the label distribution per client, and measure how far clients are from alike.
@@ -60,10 +60,9 @@ def partition(
 
     if os.path.isfile(Path(config) / "run.json"):
         options = {"download": download}
-        return ask("partition", [Path(config)], options, out=out, json=json, **shared)
+        return ask(console, "partition", [Path(config)], options, out=out, **shared)
     table = partitions.of_config(config, set_ or [], download)
     answer = Answer(diagnostic.get("partition"), table, {})
     write_files(answer, prepare(out or FALLBACK) / partitions.file_name(table), provenance())
-    console = Console(json)
     console.show(answer.summary())
     console.done(*answer.files)

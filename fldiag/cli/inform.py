@@ -11,41 +11,37 @@ import typer
 from fldiag import names
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
-from fldiag.cli.options import Json
 from fldiag.errors import unknown
 
 
 @verb("Start", name="list")
 def list_(
+    console: Console,
     what: Annotated[
         str | None,
         typer.Argument(
             help="methods, models, datasets, diagnostics, presets or figures. Default: all of them."
         ),
     ] = None,
-    json: Json = False,
 ) -> None:
     """List methods, models, data sets, diagnostics, presets or figures, or all of them.
 
     Example: fldiag list methods
     """
-    console = Console(json)
     for kind in [what] if what else names.kinds():
-        rows = [{"kind": kind, "name": n, "what": line} for n, line in names.of(kind).items()]
-        console.table(rows, {"name": kind, "what": "what it is"})
-    if json:
-        console.done()
+        console.table([{"name": n, kind: line} for n, line in names.of(kind).items()])
+    console.done()
 
 
 @verb("Start")
 def explain(
+    console: Console,
     name: Annotated[
         str,
         typer.Argument(
             help="A method, model, data set or diagnostic, settings, or a section (partition) or key (clients.sampling) of these."
         ),
     ],
-    json: Json = False,
 ) -> None:
     """Describe a method, model, data set or diagnostic: equations, options with defaults, source; or the settings of a run.
 
@@ -55,26 +51,22 @@ def explain(
     from fldiag.config import settings
     from fldiag.method import own_entry
 
-    console, fields = Console(json), settings()
+    fields = settings()
     kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
     entries = (kind.get(name) for kind in kinds if name in kind)
-    entry = own_entry(name, {name}) if ":" in name else next(entries, None)
-    if entry:
-        meta = {k: v for k, v in entry.meta.items() if not callable(v)}
+    if entry := own_entry(name, {name}) if ":" in name else next(entries, None):
+        meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
         console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
         console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")
         for key, value in meta.items():
-            if value:
-                console.say(f"{key}: {value}")
+            console.say(f"{key}: {value}")
         fields = entry.options.model_fields
     elif name != "settings":
         fields = {k: f for k, f in fields.items() if name in (k, k.partition(".")[0])}
-        if not fields:
-            raise unknown("name", name, [*settings(), *(n for kind in kinds for n in kind.names())])
-    headings = {"option": "option", "default": "default", "values": "values", "help": "what it is"}
-    console.table([about(key, field) for key, field in fields.items()], headings)
-    if json:
-        console.done()
+    if not entry and not fields:
+        raise unknown("name", name, [*settings(), *(n for kind in kinds for n in kind.names())])
+    console.table([about(key, field) for key, field in fields.items()])
+    console.done()
 
 
 def about(key: str, field: Any) -> dict[str, str]:
@@ -86,5 +78,5 @@ def about(key: str, field: Any) -> dict[str, str]:
         "option": key,
         "default": "(required)" if field.is_required() else str(field.default),
         "values": " ".join([kind, *bounds]),
-        "help": field.description or "",
+        "what it is": field.description or "",
     }

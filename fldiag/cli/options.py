@@ -1,4 +1,4 @@
-"""Options that several verbs share, spelled once."""
+"""Options that several verbs share, or hand on as they are, spelled once."""
 
 from __future__ import annotations
 
@@ -11,56 +11,25 @@ from typing import Annotated, Any
 
 import typer
 
-
-def _sheet(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> None:
-    """What the verb draws has this width, or this format."""
-    from fldiag.plotting.style import use_sheet
-
-    ctx.with_resource(use_sheet(**{str(param.name): value}))
-
+from fldiag.cli.console import Console
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or mps.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or mps.")]
+Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]
 Executor = Annotated[
     str, typer.Option(help="Where work runs: serial, processes[:N] or dask[:ADDRESS].")
-]
-Shard = Annotated[
-    str | None,
-    typer.Option(
-        help="Run only the I-th of N parts (I/N), for job arrays; a final call without "
-        "--shard combines the results."
-    ),
 ]
 Debug = Annotated[
     bool,
     typer.Option("--debug", help="On an error, show the traceback.", expose_value=False),
 ]
-Data = Annotated[str | None, typer.Option(help="Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader.")]
-Width = Annotated[
-    str | None,
-    typer.Option(
-        help="Width of pictures: single or double (a journal's columns of 85 and 175 mm), or "
-        "millimetres. Default: each picture's own.",
-        callback=_sheet,
-        expose_value=False,
-    ),
-]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        help="Picture formats, separated by commas: pdf, png, svg (default: pdf,png).",
-        callback=_sheet,
-        expose_value=False,
-    ),
-]
 AllowCode = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PKG.MOD:NAME",
-        help="Import this code although only the run or "
-        "checkpoint names it; may be given several times.",
+        help="Import this code although only the run or checkpoint names it; may be given several times.",
     ),
 ]
 TrustFile = Annotated[
@@ -79,26 +48,66 @@ Set = Annotated[
         "--set", help="Override a setting: section.key=value; may be given several times."
     ),
 ]
-Download = Annotated[bool, typer.Option("--download", help="Download a missing public data set.")]
-Model = Annotated[
-    str | None, typer.Option(help="Model of a plain state_dict: NAME or pkg.mod:factory.")
-]
-#: Options that a verb takes together, as ``**options``, or that count for whatever it calls: annotation and default.
+
+
+def _sheet(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> None:
+    """What the verb draws has this width, or this format."""
+    from fldiag.plotting.sheet import use_sheet
+
+    ctx.with_resource(use_sheet(**{str(param.name): value}))
+
+
+def _text(help: str, **more: Any) -> tuple[Any, Any]:
+    """An option that is a text, or not given."""
+    return Annotated[str | None, typer.Option(help=help, **more)], None
+
+
+#: Options that a verb takes as ``**options``, or that count for whatever it calls: annotation and default.
 SHARED: dict[str, tuple[Any, Any]] = {
     "executor": (Executor, "serial"),
-    "model": (Model, None),
-    "data": (Data, None),
-    "allow_code": (AllowCode, ()),
-    "download": (Download, False),
     "device": (Device, "auto"),
-    "width": (Width, None),
-    "format": (Format, None),
+    "model": _text("Model of a plain state_dict: NAME or pkg.mod:factory."),
+    "data": _text("Data: NAME, npz:PATH, csv:PATH or pkg.mod:loader."),
+    "download": (Download, False),
+    "allow_code": (AllowCode, ()),
+    "strict": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--strict", help="Exit with code 3 if there is a fault, or something is undecided."
+            ),
+        ],
+        False,
+    ),
+    "shard": _text(
+        "Run only the I-th of N parts (I/N), for job arrays; a final call without --shard combines the results."
+    ),
+    "pattern": _text(
+        "The clients' files, such as 'round_{round}/client_{client}.pt' (* stands for any text)."
+    ),
+    "global_pattern": _text(
+        "The global models after each round, such as 'round_{round}/global.pt'."
+    ),
+    "partition": _text("Which examples belong to which client: npz or JSON, client -> indices."),
+    "method": (Annotated[str, typer.Option(help="Name of the method in tables.")], "foreign"),
+    "key": _text("Set of weights of files that hold several, such as model_ema."),
+    "width": _text(
+        "Width of pictures: single or double (a journal's columns of 85 and 175 mm), or millimetres (default: each its own).",
+        callback=_sheet,
+        expose_value=False,
+    ),
+    "format": _text(
+        "Picture formats, separated by commas: pdf, png, svg (default: pdf,png).",
+        callback=_sheet,
+        expose_value=False,
+    ),
+    "json": (Json, False),
     "trust_file": (TrustFile, False),
     "debug": (Debug, False),
 }
-#: Options of all verbs, and those that are not handed to a verb.
-EVERYWHERE = ("trust_file", "debug")
-ASIDE = ("width", "format", *EVERYWHERE)
+#: Options of all verbs, and those that no verb is given.
+EVERYWHERE = ("json", "trust_file", "debug")
+ASIDE = ("width", "format", "trust_file", "debug")
 
 
 def parameter(
@@ -113,11 +122,12 @@ def parameter(
 def signed(
     function: Callable[..., None], own: Iterable[inspect.Parameter], shared: Iterable[str]
 ) -> Callable[..., None]:
-    """The function with these parameters and shared options. Those that count by themselves it is not given."""
+    """The function of a Console, with these parameters and shared options."""
 
     @functools.wraps(function)
-    def run(**values: Any) -> None:
-        function(**{name: value for name, value in values.items() if name not in ASIDE})
+    def run(json: bool, **values: Any) -> None:
+        options = {name: value for name, value in values.items() if name not in ASIDE}
+        function(Console(json), **options)
 
     parameters = [*own, *(parameter(name, *SHARED[name]) for name in (*shared, *EVERYWHERE))]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import sys
 from json import dumps
@@ -14,22 +12,19 @@ import typer
 
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
-from fldiag.cli.options import AllowCode, Device, Json, Out, Seed, Set, Shard
+from fldiag.cli.options import Device, Out, Seed, Set
 
 if TYPE_CHECKING:
     from fldiag.config import Config
-    from fldiag.runs.run import Run
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
-GO_ON = "to continue, run the same command with --resume"
-COLUMNS = {name: name for name in ("run", "method", "rounds", "status", "accuracy", "loss")}
 
 
 @verb("Start", "width", "format")
 def demo(
+    console: Console,
     out: Out = None,
-    json: Json = False,
     device: Device = "cpu",
     seed: Seed = 0,
 ) -> None:
@@ -37,37 +32,32 @@ def demo(
 
     Example: fldiag demo
     """
-    import pandas as pd
-
-    from fldiag.config import Config
-    from fldiag.diagnosis.diagnose import FALLBACK, diagnose, pictures
+    from fldiag.diagnosis.diagnose import FALLBACK, diagnose
     from fldiag.execution import threads
-    from fldiag.report.page import report
+    from fldiag.training.sweep import sweep, table
+    from fldiag.training.train import rounds_on_bar
 
-    console, runs, replies = Console(json), [], []
     folder = out or FALLBACK / "demo"
-    seen: dict[str, Any] = {"bar": console.progress, "tell": console.note}
-    settings = {"seed": seed, "checkpoint__every": 10, "checkpoint__clients": "sampled"}
-    options = {"seed": seed, "device": device}
+    values: dict[str, list[Any]] = {
+        "method.name": ["fedavg", "fedsol"],
+        "seed": [seed],
+        "checkpoint.every": [10],
+    }
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
-        for method in ("fedavg", "fedsol"):
-            config = Config.load("digits", method__name=method, **settings)
-            path = folder / f"{method}-s{config.seed}-{config.hash[:8]}"
-            runs.append(_train(console, config, path, resume=True, device=device))
-            diagnose("forgetting", [runs[-1]], {"device": device}, **seen)
-            replies.append(diagnose("landscape", [runs[-1].checkpoint()], options, **seen))
-        table = pd.concat([reply.table for reply in replies], ignore_index=True)
-        files = pictures(replies[0].entry, table, folder / "landscape")
-        page = report([run.path for run in runs], folder / "report.html")
-    console.table([_row(run) for run in runs], COLUMNS)
-    for reply in replies:
-        console.show(reply.summary())
-    console.done(page, *files)
+        with console.progress("demo") as progress:
+            show = rounds_on_bar(progress)
+            runs = sweep("digits", values, out=folder, device=device, on_event=show)
+        checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
+        answer = diagnose("landscape", checkpoints, options, out=folder, **console.listeners)
+    console.table(table(runs, values).to_dict("records"))
+    console.show(answer.summary())
+    console.done(*answer.files)
 
 
-@verb("Start", "executor", "download", "device")
+@verb("Start", "allow_code", "executor", "download", "device")
 def train(
+    console: Console,
     source: Annotated[
         str,
         typer.Argument(
@@ -81,8 +71,6 @@ def train(
         bool,
         typer.Option("--dry-run", help="Only show the config and the model's size."),
     ] = False,
-    allow_code: AllowCode = None,
-    json: Json = False,
     seed: Seed = None,
     **options: Any,
 ) -> None:
@@ -92,26 +80,39 @@ def train(
     """
     from fldiag import config as configs
     from fldiag.runs.run import Run
-    from fldiag.training.train import run_path
+    from fldiag.training import train as training
+    from fldiag.training.sweep import table
 
-    console = Console(json)
+    allow_code = options.pop("allow_code")
     overrides = dict(map(configs.parse_override, set_ or []))
     overrides |= {} if seed is None else {"seed": seed}
-    if os.path.isdir(source):
-        config = configs.of_run(Run.open(source).allow(allow_code or []), overrides)
-        console.say(f"data, model and partition of {source}; besides --set, defaults:")
-        console.say(dumps(config.model_dump(mode="json"), indent=1))
-    else:
-        config = configs.load(source, overrides)
-    path = out or run_path(config)
+    is_run = os.path.isdir(source)
+    config = (
+        configs.of_run(Run.open(source).allow(allow_code or []), overrides)
+        if is_run
+        else configs.load(source, overrides)
+    )
+    if is_run or dry_run:
+        console.result["config"] = config.model_dump(mode="json")
+        console.say(dumps(console.result["config"], indent=1))
+    path = out or training.run_path(config)
     if dry_run:
-        _describe(console, config, path, options["device"], options["download"])
-    else:
-        _show(console, _train(console, config, path, resume=resume, **options))
+        return _size(console, config, path, options["device"], options["download"])
+    with console.progress(config.method.name) as progress:
+        show = training.rounds_on_bar(progress)
+        run = training.train(config, out=path, resume=resume, on_event=show, **options)
+    (scores,) = table([run], {}).to_dict("records")
+    console.table([{"run": run.name, "rounds": run.done, "status": run.status, **scores}])
+    if run.status == "diverged":
+        console.note("the weights are no longer finite; a smaller train.lr usually helps")
+    console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
+    if run.status == "diverged":
+        sys.exit(DIVERGED)
 
 
-@verb("Start", "executor", "download", "device")
+@verb("Start", "executor", "download", "device", "shard")
 def sweep(
+    console: Console,
     config: Annotated[str, typer.Argument(help="A preset (fldiag list presets) or a TOML file.")],
     over: Annotated[
         list[str],
@@ -121,94 +122,41 @@ def sweep(
     ],
     set_: Set = None,
     out: Out = None,
-    shard: Shard = None,
-    json: Json = False,
     **options: Any,
 ) -> None:
-    """Train every combination of the given values; write one table and one report. Finished runs are reused.
+    """Train every combination of the given values, and write one table. Finished runs are reused.
 
     Example: fldiag sweep digits --over method.name=fedavg,fedsol --over seed=0,1,2
     """
-    from fldiag.cli.compare import show_report
     from fldiag.config import parse_override
-    from fldiag.report.collect import collect
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest, provenance
     from fldiag.training import sweep as sweeps
-    from fldiag.training.train import RUNS
+    from fldiag.training.train import RUNS, rounds_on_bar
 
-    console, values = Console(json), dict(map(_values, over))
-    fixed = {key: [value] for key, value in map(parse_override, set_ or [])}
-    finished, total = itertools.count(1), math.prod(map(len, values.values()))
+    values = {key: [value] for key, value in map(parse_override, set_ or [])}
+    keys = [text.partition("=") for text in over]
+    values |= {
+        key.strip(): [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
+        for key, _, listing in keys
+    }
     with console.progress("sweep") as progress:
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "end":
-                progress(next(finished), total, Path(event["path"]).name)
-
-        options |= {"out": out, "shard": shard, "on_event": on_event}
-        runs = sweeps.sweep(config, fixed | values, **options)
-    paths = [run.path for run in runs]
-    if shard is not None:
-        return console.done(*paths)
-    frame = sweeps.table(runs, values)
-    console.table(frame.to_dict("records"), {c: c for c in frame})
-    names = [path.name for path in paths]
+        show = rounds_on_bar(progress)
+        runs = sweeps.sweep(config, values, out=out, on_event=show, **options)
+    if options["shard"]:
+        return console.done(*(run.path for run in runs))
+    frame, names = sweeps.table(runs, values), [run.name for run in runs]
+    console.table(frame.to_dict("records"))
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
-    write_table(frame, path, {"source": config, "runs": names, **provenance()})
-    show_report(console, collect(paths), path.with_name(f"{path.name}-report.html"))
+    about = {"source": config, "runs": names, **provenance()}
+    console.done(*write_table(frame, path, about))
 
 
-def _values(text: str) -> tuple[str, list[Any]]:
-    """``key=a,b,c`` -> the key and its values, each read as TOML or else as text."""
-    from fldiag.config import parse_override
-
-    key, _, listing = text.partition("=")
-    return key.strip(), [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
-
-
-def _train(console: Console, config: Config, path: Path, **options: Any) -> Run:
-    from fldiag.training import train as training
-
-    with console.progress(config.method.name) as progress:
-        try:
-            on_event = training.rounds_on_bar(progress)
-            return training.train(config, out=path, on_event=on_event, **options)
-        except KeyboardInterrupt:
-            what = f"stopped; everything up to the last checkpoint is kept in {path}"
-            raise KeyboardInterrupt(what, GO_ON) from None
-
-
-def _row(run: Run) -> dict[str, Any]:
-    """The last round in a few numbers."""
-    last = run.metrics[run.metrics["round"] == run.done]
-    scores = last[last["slice"] == "test"].set_index("metric")["value"].astype(float)
-    row = {"run": run.path.name, "method": run.config.method.name, "rounds": run.done}
-    return {**row, "status": run.status, **scores}
-
-
-def _show(console: Console, run: Run) -> None:
-    """The last round; exit code 3 for a run that failed."""
-    from fldiag.diagnostics.personalise import summary
-
-    has_diverged = run.status == "diverged"
-    console.table([_row(run)], COLUMNS)
-    console.show(summary(run.metrics, {}))
-    if has_diverged:
-        console.note("the weights are no longer finite; a smaller train.lr usually helps")
-    console.done(run.checkpoint(run.rounds[-1]).path if run.rounds else run.path)
-    if has_diverged:
-        sys.exit(DIVERGED)
-
-
-def _describe(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The config and the model's size. Writes nothing, and imports no user code."""
+def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
+    """The model's size and the disk that a training would take. Writes nothing, and imports no user code."""
     from fldiag import user_code
 
-    tree = config.model_dump(mode="json")
-    console.result["config"] = tree
-    console.say(dumps(tree, indent=1))
-    if not user_code.names(tree):
+    if not user_code.names(config.model_dump()):
         from fldiag.training.setup import Setup
 
         setup = Setup(config, device=device, download=download)

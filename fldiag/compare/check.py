@@ -1,8 +1,7 @@
 """``check`` decides conditions on two sides, and ``diff`` compares all numbers of both.
 
 Methods are compared by a paired t over seeds. Two given models are compared by a paired bootstrap over test examples (McNemar's
-exact test where equal accuracies are asked about), or by a paired t over the clients of the last round where these are the same.
-Other numbers of given models are shown without a verdict.
+exact test where equal accuracies are asked about). Other numbers of given models are shown without a verdict.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
-from fldiag.compare.conditions import Condition, parse
+from fldiag.compare.conditions import Condition, number_of, parse
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Member, Sides, about_of
-from fldiag.errors import FldiagError, nearest
-from fldiag.results import uncertainty
+from fldiag.errors import FldiagError
+from fldiag.results import statistics
 from fldiag.results.numbers import Number, numbers
+from fldiag.results.statistics import SEEDS, Interval
 from fldiag.results.table import Row, table
-from fldiag.results.uncertainty import SEEDS, Interval
 from fldiag.runs.run import Run, same_model
 
 #: ``error``: the number could not be computed, so nothing was tested. The worst of several comes first.
 Verdict = Literal["fail", "error", "undecided", "pass"]
-EXAMPLES = "bootstrap over examples"
+SEEDWISE = "paired t over seeds"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Samples:
-    """A number on both sides, pair by pair: of seeds, examples or clients [n]; of examples bool where it says what is right.
+    """A number on both sides, pair by pair: of seeds or examples [n]; of examples bool where it says what is right.
 
     ``why``: what stands against a decision; ``is_broken``: the candidate's weights give no numbers.
     """
@@ -66,25 +65,25 @@ class Samples:
         each = self.a - (scale * self.b + offset)
         if not self.estimator:
             return Interval(float(each.mean()))
-        if self.estimator != EXAMPLES:
-            return uncertainty.paired_t(each, level)
+        if self.estimator == SEEDWISE:
+            return statistics.paired_t(each, level)
         if not each.any():
             return Interval(0.0, 0.0, 0.0, 1.0)
-        draws = uncertainty.means(each[:, None])[:, 0]
-        interval = uncertainty.basic(float(each.mean()), draws, level)
+        draws = statistics.means(each[:, None])[:, 0]
+        interval = statistics.basic(float(each.mean()), draws, level)
         if self.a.dtype == bool and (scale, offset) == (1.0, 0.0):
-            p = uncertainty.mcnemar(self.a, self.b)
+            p = statistics.mcnemar(self.a, self.b)
             return replace(interval, p=p, test="McNemar's exact test")
         return interval
 
 
-def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) -> Checked:
+def check(sides: Sides, reader: Reader, fail_if: Sequence[str], level: float) -> Checked:
     """Decide every condition: one that clearly holds fails the check, one that clearly does not hold passes it.
 
     Args:
         sides: One, or two.
-        fail_if: The conditions; by default ``accuracy < baseline``.
         reader: Of the numbers.
+        fail_if: The conditions; by default ``accuracy < baseline``.
         level: Of the intervals. Verdicts use Holm's p: all of them are right together with this probability.
 
     Raises:
@@ -96,9 +95,7 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
         raise FldiagError(
             "a condition needs a baseline", "give two sides: fldiag check RUN BASELINE", usage=True
         )
-    by_name = {c.number.name: c.number for c in conditions}  # each is looked at once
-    samples = {name: samples_of(number, sides, reader) for name, number in by_name.items()}
-    limits = [(samples[c.number.name], c.scale, c.offset) for c in conditions]
+    limits = [(samples_of(c.number, sides, reader), c.scale, c.offset) for c in conditions]
     rows = rows_of(limits, level)
     for row, (sample, *_), condition in zip(rows, limits, conditions, strict=True):
         verdict = verdict_of(condition, sample, row, level)
@@ -108,13 +105,13 @@ def check(sides: Sides, fail_if: Sequence[str], reader: Reader, level: float) ->
     return Checked(worst, sides.labels, table_of(rows, sides), sides.question, sides.notes)
 
 
-def diff(sides: Sides, names: Sequence[str] | None, reader: Reader, level: float) -> pd.DataFrame:
+def diff(sides: Sides, reader: Reader, names: Sequence[str] | None, level: float) -> pd.DataFrame:
     """Every number of both sides with its difference; ``better``: the side that clearly is.
 
     Args:
         sides: Two.
-        names: Of the numbers; by default all.
         reader: Of the numbers.
+        names: Of the numbers; by default all.
         level: Of the intervals.
 
     Returns:
@@ -124,20 +121,13 @@ def diff(sides: Sides, names: Sequence[str] | None, reader: Reader, level: float
         FldiagError: An unknown number.
     """
     check_level(level)
-    catalogue = numbers()
-    if unknown := set(names or ()) - set(catalogue):
-        name = min(unknown)
-        raise FldiagError(f"unknown number {name!r}", nearest(name, catalogue), usage=True)
-    entries = [catalogue[name] for name in names or catalogue]
+    entries = [number_of(name) for name in names or numbers()]
     rows = rows_of([(samples_of(number, sides, reader), 1.0, 0.0) for number in entries], level)
     for row, number in zip(rows, entries, strict=True):
         better = "A" if (row["difference"] > 0) == (number.better == "higher") else "B"
         better = "same" if row["difference"] == 0 else better
         row |= {"metric": number.name, "better": better if is_decided(row, level) else "undecided"}
-    frame = table_of(rows, sides)
-    frame.attrs = {"diagnostic": "diff", "question": sides.question, "notes": sides.notes}
-    frame.attrs["labels"] = list(sides.labels)
-    return frame
+    return table_of(rows, sides)
 
 
 # How sure a difference is
@@ -150,28 +140,33 @@ def samples_of(number: Number, sides: Sides, reader: Reader) -> Samples:
         if isinstance(run, Run) and run.status == "diverged":
             why = f"{run.path.name} diverged: its weights give no numbers"
             return replace(nothing, why=why, is_broken=True)
-    over = "" if sides.has_methods else number.over
+    is_of_examples = number.over == "examples" and not sides.has_methods
     try:
         for pair in zip(sides.a, sides.b, strict=bool(sides.b)):
             check_alike(number, *pair)
         first, second = (
-            pd.concat([reader.samples(member, number, over) for member in side])
+            pd.concat([reader.samples(member, number, is_of_examples) for member in side])
             for side in (sides.a, sides.b or sides.a)
         )
-        is_paired = sides.has_methods or first.index.equals(second.index)
-        if over == "examples" and not is_paired:
+        if is_of_examples and not first.index.equals(second.index):
             raise FldiagError("the test examples of the two differ", "compare on the same data")
     except FldiagError as error:
         return replace(nothing, why=error.what, remedy=error.remedy)
-    if not is_paired:
-        first, second = (side.groupby(lambda _: 0).mean() for side in (first, second))
     a, b = first.to_numpy(), second.to_numpy() if sides.b else np.zeros(len(first))
-    if sides.has_methods:
-        why = "" if len(a) >= SEEDS else f"{SEEDS} seeds are needed for a decision"
-        return Samples(a, b, "paired t over seeds", why)
-    if len(a) < 2:
+    if is_of_examples:
+        return Samples(a, b, "bootstrap over examples")
+    if not sides.has_methods:
         return Samples(a, b, why="one number of a model: shown without a verdict")
-    return Samples(a, b, EXAMPLES if over == "examples" else "paired t over clients")
+    return Samples(
+        a, b, SEEDWISE, "" if len(a) >= SEEDS else f"{SEEDS} seeds are needed for a decision"
+    )
+
+
+def check_level(level: float) -> None:
+    """Raises FldiagError for what is no confidence level."""
+    if not 0 < level < 1:
+        what = f"level = {level!r} is not between 0 and 1"
+        raise FldiagError(what, "use a confidence level such as 0.95", usage=True)
 
 
 def check_alike(number: Number, a: Member, b: Member) -> None:
@@ -182,13 +177,6 @@ def check_alike(number: Number, a: Member, b: Member) -> None:
     if "partition" in number.needs and (None in parts or parts[0] != parts[1]):
         what = "the data are divided differently among the clients, or a side does not say how"
         raise FldiagError(what, "compare runs of the same partition")
-
-
-def check_level(level: float) -> None:
-    """Raises FldiagError for what is no confidence level."""
-    if not 0 < level < 1:
-        what = f"level = {level!r} is not between 0 and 1"
-        raise FldiagError(what, "use a confidence level such as 0.95", usage=True)
 
 
 def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> list[Row]:
@@ -213,7 +201,7 @@ def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> li
                 "masked": bool(np.isnan(a)),
             }
         )
-    for row, adjusted in zip(rows, uncertainty.holm([row["p"] for row in rows]), strict=True):
+    for row, adjusted in zip(rows, statistics.holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = adjusted
     return rows
 
@@ -238,5 +226,7 @@ def verdict_of(condition: Condition, sample: Samples, row: Row, level: float) ->
 
 def table_of(rows: Sequence[Row], sides: Sides) -> pd.DataFrame:
     """The comparison as a result table."""
-    question = "methods" if sides.has_methods else "models"
-    return table(rows, run=sides.labels[0], baseline_run=sides.labels[1] or None, question=question)
+    frame = table(rows, run=sides.labels[0], baseline_run=sides.labels[1] or None)
+    about = {"question": sides.question, "notes": sides.notes, "labels": [*sides.labels]}
+    frame.attrs = {"diagnostic": "diff", **about}
+    return frame

@@ -23,17 +23,10 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_AMOUNT = (
-    r"(?P<amount>[+-]?\s*(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>pt|%)?"
+CONDITION = re.compile(
+    r"\s*(?P<name>\w+)\s*(?P<comparison>[<>]=?)\s*(?=\S)(?P<baseline>baseline(?=\s*(?:[+-]|$)))?\s*"
+    r"(?:(?P<amount>[+-]?\s*(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>pt|%)?)?\s*"
 )
-#: What stands one behind the other, and how it is called.
-_PARTS = {
-    "the name of a number": re.compile(r"\s*(?P<name>\w+)\s*"),
-    "a comparison": re.compile(r"(?P<comparison>[<>]=?)\s*"),
-    "a number or baseline": re.compile(
-        rf"(?=\S)(?:(?P<baseline>baseline)\s*(?=[+-]|$))?(?:{_AMOUNT}\s*)?$"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -66,29 +59,29 @@ def parse(text: str) -> Condition:
     >>> parse("loss > baseline + 5%").scale
     1.05
     """
-    words: dict[str, str | None] = {}
-    at = 0
-    for description, pattern in _PARTS.items():
-        match = pattern.match(text, at)
-        if not match:
-            raise FldiagError(
-                f"condition {text[:80]!r}: {description} is expected at position {at + 1}",
-                "write one comparison such as accuracy < baseline - 1pt, or loss > baseline + 5%",
-                usage=True,
-            )
-        words |= match.groupdict()
-        at = match.end()
-    name, catalogue = str(words["name"]), numbers()
-    if name not in catalogue:
-        raise FldiagError(f"unknown number {name!r}", nearest(name, catalogue), usage=True)
-    number, unit, is_relative = catalogue[name], words["unit"], bool(words["baseline"])
+    match = CONDITION.fullmatch(text)
+    if not match:
+        raise FldiagError(
+            f"{text[:80]!r} is not a condition",
+            "write one comparison such as accuracy < baseline - 1pt, or loss > baseline + 5%",
+            usage=True,
+        )
+    number, unit, is_relative = number_of(match["name"]), match["unit"], bool(match["baseline"])
     is_factor = is_relative and unit == "%"
     if unit and not number.share and not is_factor:
         raise FldiagError(
-            f"{name} is not a share of 1, so {unit!r} has no meaning",
+            f"{number.name} is not a share of 1, so {unit!r} has no meaning",
             "leave it out, or write baseline + 5%",
             usage=True,
         )
-    amount = float(re.sub(r"\s", "", words["amount"] or "0")) / (100 if unit else 1)
+    amount = float(re.sub(r"\s", "", match["amount"] or "0")) / (100 if unit else 1)
     scale, offset = (1 + amount, 0.0) if is_factor else (float(is_relative), amount)
-    return Condition(" ".join(text.split()), number, str(words["comparison"]), scale, offset)
+    return Condition(" ".join(text.split()), number, match["comparison"], scale, offset)
+
+
+def number_of(name: str) -> Number:
+    """The number of this name. Raises FldiagError for an unknown one."""
+    catalogue = numbers()
+    if name not in catalogue:
+        raise FldiagError(f"unknown number {name!r}", nearest(name, catalogue), usage=True)
+    return catalogue[name]

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag.compare import wording
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, names_down, need
 from fldiag.results.numbers import numbers
@@ -41,11 +40,7 @@ def draw(table: pd.DataFrame) -> Figure:
     )
     low, middle, high = (floats(table[c]) for c in ("low", "difference", "high"))
     sign = [1 if numbers()[name].better == "higher" else -1 for name in table["metric"]]
-    rows = table.to_dict("records")
     texts = [metric.replace("lambda_1", "λ₁").replace("_", " ") for metric in table["metric"]]
-    if style.wide() > style.ONE_COLUMN:
-        pairs = zip(texts, rows, strict=True)
-        texts = [f"{text}: {wording.difference(row)}" for text, row in pairs]
     with style.paper(), np.errstate(invalid="ignore", divide="ignore"):
         fig = style.figure(style.wide(), 0.9 + 0.24 * len(table), layout="constrained")
         ax = fig.subplots()

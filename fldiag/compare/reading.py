@@ -38,40 +38,36 @@ class Reader:
     bar: Bar = lambda title: nullcontext(lambda done, total, text: None)
     tables: dict[Any, pd.DataFrame] = field(default_factory=dict)
 
-    def samples(self, member: Member, number: Number, over: str = "") -> pd.Series:
+    def samples(self, member: Member, number: Number, is_of_examples: bool = False) -> pd.Series:
         """The number of a member.
 
         Args:
             member: A run or a checkpoint.
             number: Which one.
-            over: ``examples``: for each test example [n] (of accuracy: whether it is right); ``clients``: for each client of the
-                last round [K], if it is known of them; "": the number alone [1].
+            is_of_examples: For each test example [n] (of accuracy: whether it is right), or the number alone [1].
 
         Returns:
-            Numbers; the index tells the examples (by label) or clients.
+            Numbers; the index tells the examples (by label).
 
         Raises:
             FldiagError: There is none, and why.
         """
         try:
-            samples = self._scores(member, number, over)
-            if samples is None:
-                samples = self._measured(member, number, over)
+            if number.source == "metrics":
+                values = self._scores(member, number, is_of_examples)
+            else:
+                values = self._measured(member, number)
         except FldiagError as error:
             raise FldiagError(f"{member.path.name}: {error.what}", error.remedy) from None
-        if not np.isfinite(samples).all():
-            raise FldiagError(
-                f"{member.path.name}: its weights give no numbers",
-                "use a checkpoint from before the training diverged",
-            )
-        return samples
+        if not np.isfinite(values).all():
+            what = f"{member.path.name}: its weights give no numbers"
+            raise FldiagError(what, "use a checkpoint from before the training diverged")
+        return values
 
-    def _scores(self, member: Member, number: Number, over: str) -> pd.Series | None:
+    def _scores(self, member: Member, number: Number, is_of_examples: bool) -> pd.Series:
         """A number of training: what it wrote after its last round (unless model or data were named), or taken again."""
-        if number.source != "metrics":
-            return None
         others = (*map(self.subject_options.get, ("model", "data")), member.model, member.data)
-        is_own = all(value is None for value in others) and not over
+        is_own = all(value is None for value in others) and not is_of_examples
         if is_own and isinstance(member, Run):
             rows = only(member.metrics, **number.row, round=member.done)
             if len(rows):
@@ -81,27 +77,21 @@ class Reader:
         tested = self.tables[id(member)]
         if number.name not in tested:
             raise FldiagError("the data have no classes", "ask for the loss: loss > baseline")
-        return tested[number.name] if over else pd.Series([tested[number.name].mean()])
+        return tested[number.name] if is_of_examples else pd.Series([tested[number.name].mean()])
 
-    def _measured(self, member: Member, number: Number, over: str) -> pd.Series:
+    def _measured(self, member: Member, number: Number) -> pd.Series:
         """A number of a diagnostic."""
         key = number.source, id(member)
         if key not in self.tables:
             options = {**number.options, **self.subject_options}
             cache = folder_of([member]) / "cache" if self.cache else None
-            answer = diagnose(
-                number.source, [member], options, write=False, cache=cache, bar=self.bar
-            )
-            self.tables[key] = answer.table
-        table = self.tables[key]
-        rows = only(table, scope="client", **number.row) if over == "clients" else table.iloc[:0]
-        if rows.empty:
-            rows = only(table, **{"scope": "global", **number.row})[:1]
-        values = rows.dropna(subset=["value"]).set_index("client")["value"].astype(float)
+            seen: dict[str, Any] = {"write": False, "cache": cache, "bar": self.bar}
+            self.tables[key] = diagnose(number.source, [member], options, **seen).table
+        rows = only(self.tables[key], **{"scope": "global", **number.row})[:1]
+        values = rows["value"].dropna().astype(float)
         if values.empty:
-            notes = table["note"].dropna().tolist() if "note" in table else []
-            raise FldiagError(str(notes[0]) if notes else "there is no such number")
-        return values.sort_index()
+            raise FldiagError(f"{number.source} has no such number of it")
+        return values
 
     @full_precision()
     def _test(self, member: Member) -> pd.DataFrame:
@@ -120,5 +110,5 @@ class Reader:
         labels = [label.tobytes() for label in y.cpu().numpy()]
         tested = pd.DataFrame({"loss": scores.each.cpu().numpy()}, index=labels)
         if scores.right is not None and set(scores.right.tolist()) <= {0.0, 1.0}:
-            tested["accuracy"] = scores.right.cpu().numpy()
+            tested["accuracy"] = scores.right.bool().cpu().numpy()
         return tested

@@ -1,4 +1,4 @@
-"""What is compared: on each side a run, a checkpoint, or several runs of one method."""
+"""What is compared: on each side a run, a checkpoint, or several runs of one method, paired by seed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fldiag.config import recipe
 from fldiag.diagnosis.subjects import load
-from fldiag.errors import FldiagError, counted
+from fldiag.errors import FldiagError
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.run import Run
 
 Member = Run | Checkpoint
 #: What a side may be given as.
 Side = str | Path | Member | Sequence[str | Path | Member]
-Pairing = Literal["seed", "order"]
 
 
 @dataclass
@@ -40,59 +39,60 @@ class Sides:
         """Which of the two questions is asked, and what its answer carries."""
         if not self.has_methods:
             return (
-                "Question: do these two given models differ? Over test examples and clients. The answer holds for other "
-                "examples of the same kind. Another seed may reverse it, so it does not compare methods."
+                "Question: do these two given models differ? Over test examples. The answer holds for other examples of the "
+                "same kind. Another seed may reverse it, so it does not compare methods."
             )
-        seeds = ", ".join(str(config_of(member).get("seed")) for member in self.a)
+        seeds = ", ".join(str(seed_of(member)) for member in self.a)
         return (
             f"Question: do the methods differ? Over {len(self.a)} runs, of seeds {seeds}. The answer holds for training again "
             "with other seeds on these data, clients and test examples."
         )
 
 
-def sides(
-    a: Side, b: Side | None = None, pairing: Pairing = "seed", allow_code: str | Iterable[str] = ()
-) -> Sides:
-    """Both sides, opened and paired.
+def sides(a: Side, b: Side | None = None, allow_code: str | Iterable[str] = ()) -> Sides:
+    """Both sides, opened and paired by seed.
 
     Args:
         a: A run, a checkpoint, the path of one, a pattern, a folder that holds runs, or several of these.
         b: The baseline, likewise.
-        pairing: By ``seed``, or by ``order``.
         allow_code: User code that may be imported although only a file names it.
 
     Raises:
-        FldiagError: A side cannot be opened or paired, or they are on different data.
+        FldiagError: A side cannot be opened, they are on different data, or have no two seeds in common.
     """
-    first, second = (
-        [member.allow(allow_code) for member in members_of(side)] if side is not None else []
-        for side in (a, b)
-    )
-    check_one_method(first)
-    check_one_method(second)
-    members = [*first, *second]
-    data = {about_of(member).get("provenance", {}).get("data"): member.path for member in members}
-    data.pop(None, None)  # not known
-    if len(data) > 1:
-        what = f"{' and '.join(map(str, data.values()))} are on different data"
-        raise FldiagError(what, "compare runs on the same data", usage=True)
-    notes = []
-    if second and pairing == "seed" and len(members) > 2:
-        one, other = ({config_of(m).get("seed"): m for m in side} for side in (first, second))
-        seeds = [seed for seed in one if seed in other and seed is not None]
-        first, second = [one[seed] for seed in seeds], [other[seed] for seed in seeds]
-        if left := len(members) - 2 * len(seeds):
-            notes.append(f"left out: {counted(left, 'run')} whose seed is on one side only")
-    if b is not None and (len(first) != len(second) or len(first) < min(2, len(members) - 1)):
+    first, second = (opened(side, allow_code) if side is not None else [] for side in (a, b))
+    labels, members = (label(first), label(second) if second else ""), [*first, *second]
+    data = {about_of(member).get("provenance", {}).get("data") for member in members}
+    if len(data - {None}) > 1:
+        raise FldiagError("the sides are on different data", "compare runs of one", usage=True)
+    if not second or len(members) == 2:
+        return Sides(first, second, labels)
+    one, other = ({seed_of(member): member for member in side} for side in (first, second))
+    seeds = [seed for seed in one if seed in other and seed is not None]
+    if len(seeds) < 2:
         raise FldiagError(
-            "the sides have no two seeds in common, or by order not as many runs",
-            "train the same seeds on both; for two given models give one run on each side",
+            "the sides have no two seeds in common",
+            "for two given models give one run on each side",
             usage=True,
         )
-    rounds = {str(m.done if isinstance(m, Run) else m.round) for m in [*first, *second]}
-    if len(rounds) > 1:
-        notes.append(f"different numbers of rounds: {', '.join(sorted(rounds))}")
-    return Sides(first, second, (label(first), label(second) if second else ""), notes)
+    left = len(members) - 2 * len(seeds)
+    notes = [f"left out, as its seed is on one side only: {left} of the runs"] if left else []
+    return Sides([one[seed] for seed in seeds], [other[seed] for seed in seeds], labels, notes)
+
+
+def opened(side: Any, allow_code: str | Iterable[str]) -> list[Member]:
+    """The members of a side. Raises FldiagError for several that are not runs which differ by the seed alone."""
+    members = [member.allow(allow_code) for member in members_of(side)]
+    if len(members) < 2:
+        return members
+    if not all(isinstance(member, Run) for member in members):
+        raise FldiagError("several members of a side must be runs", "give folders", usage=True)
+    first, *others = [recipe(about_of(member)["config"]) for member in members]
+    if any(other != first for other in others):
+        raise FldiagError("the runs of a side differ by more than the seed", usage=True)
+    if len({seed_of(member) for member in members}) < len(members):
+        raise FldiagError("a seed is there twice on one side", "give each once", usage=True)
+    return members
 
 
 def members_of(side: Any) -> list[Member]:
@@ -108,29 +108,11 @@ def members_of(side: Any) -> list[Member]:
     return [side if isinstance(side, (Run, Checkpoint)) else load(side)]
 
 
-def check_one_method(members: Sequence[Member]) -> None:
-    """Raises FldiagError for several members of a side that are not runs, or differ by more than the seed."""
-    if len(members) < 2:
-        return
-    if not all(isinstance(member, Run) for member in members):
-        raise FldiagError("several members of a side must be runs", "give folders", usage=True)
-    first, *others = [recipe(config_of(member)) for member in members]
-    keys = {key for other in others for key in {*first, *other} if first.get(key) != other.get(key)}
-    if keys:
-        what = f"the runs of a side differ in {', '.join(sorted(keys))}"
-        raise FldiagError(what, "put runs there that differ by the seed only", usage=True)
-    seeds = [config_of(member).get("seed") for member in members]
-    if None not in seeds and len(set(seeds)) < len(seeds):
-        raise FldiagError("a seed is there twice on one side", "give each once", usage=True)
-
-
 def label(members: Sequence[Member]) -> str:
     """A short name of a side: its run or file, or the folder of its runs."""
-    path, config = members[0].path, config_of(members[0])
-    method, is_one = config.get("method", {}).get("name"), len(members) == 1
-    name = path.name if is_one else path.absolute().parent.name
-    detail = f"seed {config.get('seed')}" if is_one else f"{len(members)} runs"
-    return f"{name} ({method}, {detail})" if method else name
+    path = members[0].path
+    is_one = len(members) == 1
+    return path.name if is_one else f"{path.absolute().parent.name} ({len(members)} runs)"
 
 
 def about_of(member: Member) -> dict[str, Any]:
@@ -138,6 +120,6 @@ def about_of(member: Member) -> dict[str, Any]:
     return member.about if isinstance(member, Run) else member.manifest
 
 
-def config_of(member: Member) -> dict[str, Any]:
-    """The config as it was stored."""
-    return dict(about_of(member).get("config", {}))
+def seed_of(member: Member) -> Any:
+    """Of the training, None where it is not known."""
+    return about_of(member).get("config", {}).get("seed")

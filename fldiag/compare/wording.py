@@ -15,12 +15,11 @@ COLUMNS = {
     "condition": "fails if",
     "verdict": "verdict",
     "metric": "number",
-    "a": "A",
-    "b": "B",
-    "limit": "limit",
+    "value": "A",
+    "baseline": "B",
     "difference": "difference (interval)",
     "better": "better",
-    "p": "p (Holm)",
+    "p_holm": "p (Holm)",
     "estimator": "how",
     "n": "n",
     "note": "note",
@@ -29,17 +28,13 @@ COLUMNS = {
 
 def rows(frame: pd.DataFrame) -> list[Row]:
     """The rows of a comparison as a person reads them."""
-    return [
-        {
-            **{key: row.get(key, "") for key in COLUMNS},
-            "a": amount(row, "value"),
-            "b": amount(row, "baseline"),
-            "limit": amount(row, "limit") if "condition" in row else "",
-            "difference": difference(row),
-            "p": "–" if is_missing(row["p_holm"]) else f"{row['p_holm']:.2g}",
-        }
-        for row in frame.to_dict("records")
-    ]
+    texts = []
+    for row in frame.to_dict("records"):
+        cells = {key: amount(row, key) for key in ("value", "baseline")}
+        cells |= {"difference": difference(row), "p_holm": number(row["p_holm"], 2)}
+        cells = {**row, **cells}
+        texts.append({text: cells[key] for key, text in COLUMNS.items() if key in cells})
+    return texts
 
 
 def amount(row: Mapping[str, Any], column: str, unit: str = " %") -> str:

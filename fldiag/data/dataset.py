@@ -14,21 +14,12 @@ from torch import Generator, Tensor
 from fldiag.data import arrays, augment
 from fldiag.errors import FldiagError
 
-#: A model's inputs: one tensor [n, ...], or tensors by the names of its arguments.
-Inputs = Tensor | dict[str, Tensor]
 TOKENS = (torch.int32, torch.int64)
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 
 
-def leaves(x: Inputs) -> list[Tensor]:
-    """The tensors of inputs."""
-    return list(x.values()) if isinstance(x, dict) else [x]
-
-
-def rows(x: Inputs, index: Tensor | slice) -> Any:
+def rows(x: Tensor, index: Tensor | slice) -> Tensor:
     """Some of the examples; ``index`` int64 [n] or a slice."""
-    if isinstance(x, dict):
-        return {name: rows(leaf, index) for name, leaf in x.items()}
     # x[index] with a tensor takes six times as long.
     return x[index] if isinstance(index, slice) else x.index_select(0, index.to(x.device))
 
@@ -39,8 +30,7 @@ class Dataset:
 
     Args:
         name: What tables call it.
-        train_x: uint8 [n, C, H, W] pixels 0..255, float32 [n, ...], or token numbers int32 or int64 [n, T]; or a dict of such
-            tensors, by the names of a model's arguments.
+        train_x: uint8 [n, C, H, W] pixels 0..255, float32 [n, ...], or token numbers int32 or int64 [n, T].
         train_y: int64 [n] labels in 0..classes-1, or float32 [n, classes] regression targets.
         test_x: Likewise.
         test_y: Likewise.
@@ -59,9 +49,9 @@ class Dataset:
     """
 
     name: str
-    train_x: Any
+    train_x: Tensor
     train_y: Tensor
-    test_x: Any
+    test_x: Tensor
     test_y: Tensor
     classes: int
     mean: tuple[float, ...] = ()
@@ -98,8 +88,8 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one model input, such as (3, 28, 28) or (4,); of a dict, of its first tensor."""
-        first, *rest = leaves(self.train_x)[0].shape[1:]
+        """The shape of one model input, such as (3, 28, 28) or (4,)."""
+        first, *rest = self.train_x.shape[1:]
         return (first * self.repeat, *([self.side] * 2 if self.side else rest))
 
     @property
@@ -110,7 +100,7 @@ class Dataset:
     @property
     def tokens(self) -> bool:
         """Whether the inputs are token numbers."""
-        return isinstance(self.train_x, Tensor) and self.train_x.dtype in TOKENS
+        return self.train_x.dtype in TOKENS
 
     @property
     def tested(self) -> bool:
@@ -118,7 +108,7 @@ class Dataset:
         return len(self.test_y) > 0
 
     @property
-    def evaluation(self) -> tuple[str, Any, Tensor]:
+    def evaluation(self) -> tuple[str, Tensor, Tensor]:
         """The split by which models are judged, with its inputs and targets: test, and train where there are no test examples."""
         if self.tested:
             return "test", self.test_x, self.test_y
@@ -134,7 +124,7 @@ class Dataset:
         """What the stored numbers become before a model sees them, in words."""
         if self.words is not None:
             return f"texts as {self.words.length} tokens of a vocabulary of {self.words.size}"
-        fields = self.packed.fields if self.packed else [(x.dtype,) for x in leaves(self.train_x)]
+        fields = self.packed.fields if self.packed else [(self.train_x.dtype,)]
         kinds = ", ".join({str(kind).removeprefix("torch."): 0 for *_, kind in fields})
         start = "pixels / 255" if kinds == "uint8" else f"as they are ({kinds})"
         if not self.mean:
@@ -143,15 +133,13 @@ class Dataset:
         more = ", ..." * (len(self.mean) > 4)
         return f"{start}, then minus mean {mean}{more} and over deviation {std}{more}"
 
-    def normalise(self, raw: Any) -> Any:
+    def normalise(self, raw: Tensor) -> Tensor:
         """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""
-        if isinstance(raw, dict):
-            return {name: self.normalise(leaf) for name, leaf in raw.items()}
         if raw.dtype in TOKENS:
             return raw.long()
         return self._repeat(self._standardise(self._centre(raw)))
 
-    def batch(self, index: Tensor, generator: Generator | None = None) -> Any:
+    def batch(self, index: Tensor, generator: Generator | None = None) -> Tensor:
         """Model inputs of training examples, augmented when a generator is given and the data set names augmentations.
 
         Args:
@@ -181,10 +169,8 @@ class Dataset:
         description = (self.classes, self.mean, self.std, self.repeat, *filter(None, extras))
         digest = hashlib.sha256(repr(description).encode())
         for x in (getattr(self, name) for name in ARRAYS):
-            digest.update(repr([*x]).encode() if isinstance(x, dict) else b"")
-            for leaf in leaves(x):
-                digest.update(f"{tuple(leaf.shape)} {leaf.dtype}".encode())
-                digest.update(leaf.detach().cpu().contiguous().numpy().data)
+            digest.update(f"{tuple(x.shape)} {x.dtype}".encode())
+            digest.update(x.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
     def _centre(self, raw: Tensor) -> Tensor:
@@ -208,16 +194,15 @@ class Dataset:
     def _faults(self) -> Iterator[str]:
         """What does not fit, the plainest first; a later check relies on the earlier ones."""
         splits = (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y))
-        for split, inputs, y in splits:
-            if {len(x) for x in leaves(inputs)} != {len(y)} or not len(self.train_y):
-                yield f"{len(leaves(inputs)[0])} {split} inputs and {len(y)} targets; each example needs both"
-            for x in leaves(inputs):
-                is_pixels = x.dtype == torch.uint8 and x.ndim == 4
-                is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
-                if 0 in x.shape[1:] or not (is_pixels or is_numbers):
-                    yield f"{split} inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
-                if not bool(torch.isfinite(x).all()):
-                    yield f"{split} inputs hold a value that is not finite"
+        for split, x, y in splits:
+            if len(x) != len(y) or not len(self.train_y):
+                yield f"{len(x)} {split} inputs and {len(y)} targets; each example needs both"
+            is_pixels = x.dtype == torch.uint8 and x.ndim == 4
+            is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
+            if 0 in x.shape[1:] or not (is_pixels or is_numbers):
+                yield f"{split} inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
+            if not bool(torch.isfinite(x).all()):
+                yield f"{split} inputs hold a value that is not finite"
             if y.is_floating_point():
                 if y.shape[1:] != (self.classes,) or not bool(torch.isfinite(y).all()):
                     yield f"{split} targets {_spell(y)}, not finite numbers [n, {self.classes}]"
@@ -225,10 +210,10 @@ class Dataset:
                 yield f"{split} labels are {_spell(y)}, not int64 [n]"
             elif len(y) and not 0 <= y.min() <= y.max() < self.classes:
                 yield f"{split} labels go from {y.min()} to {y.max()}, not 0 to {self.classes - 1}"
-        forms = [[(x.dtype, x.shape[1:]) for x in leaves(inputs)] for _, inputs, _ in splits]
-        if forms[0] != forms[1] or self.train_y.dtype != self.test_y.dtype:
+        forms = [(x.dtype, x.shape[1:], y.dtype) for _, x, y in splits]
+        if forms[0] != forms[1]:
             yield "training and test examples differ in shape or kind"
-        x = leaves(self.train_x)[0]
+        x = self.train_x
         channels = (len(self.mean), len(self.std))
         if channels not in ((0, 0), (x.shape[1],) * 2) or min(self.std, default=1) <= 0:
             yield f"{channels} means and deviations (above 0) for {x.shape[1]} channels"

@@ -6,15 +6,16 @@ checked by the config (``fldiag.sections.PartitionSection``).
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.random import Generator
 
-from fldiag.config_files import read_partition
-from fldiag.errors import FldiagError, unknown
+from fldiag.errors import FldiagError, first_line, unknown
 from fldiag.seeding import numpy_rng
 
 Parts = list[np.ndarray]
@@ -267,11 +268,42 @@ _KINDS: dict[str, Callable[..., Parts]] = {
 }
 
 
+def read_partition(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Client name -> indices of its training examples.
+
+    Args:
+        path: JSON ``{"client": [indices]}``, a list of lists, or the partition.npz of a run. Nothing in it is executed.
+
+    Raises:
+        FldiagError: anything else.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                content = np.split(file["indices"], file["offsets"][1:-1])
+        else:
+            content = json.loads(path.read_text("utf-8"))
+        parts = content if isinstance(content, dict) else dict(enumerate(content))
+        return {str(client): _indices(part) for client, part in parts.items()}
+    except Exception as error:  # a damaged file can make its reader raise anything
+        raise FldiagError(
+            f"{path} is not a partition: {first_line(error)}",
+            "give JSON, client -> indices of its training examples, or the partition.npz of a run",
+            usage=True,
+        ) from None
+
+
+def _indices(part: list[int] | np.ndarray) -> np.ndarray:
+    index = np.asarray(part) if len(part) else np.empty(0, dtype=np.int64)
+    return index.astype(np.int64, casting="safe")
+
+
 def from_file(path: str, clients: int, examples: int) -> Parts:
     """Anybody's partition: the training examples of clients 0, 1, 2, ... Examples may belong to several clients, and to none.
 
     Args:
-        path: See ``fldiag.config_files.read_partition``.
+        path: See ``read_partition``.
         clients: How many the federation has.
         examples: How many the training split has.
 

@@ -104,11 +104,9 @@ def normalise(dataset: Dataset, how: str | None) -> Dataset:
     x = dataset.train_x
     if how is None or (how == "none" and dataset.tokens):
         return dataset
-    kind = x.dtype if isinstance(x, Tensor) else None
     mean, std = moments_of(how) or ((), ())
-    if not (kind == torch.uint8 and max(mean, default=0) <= 1) and not (
-        kind == torch.float32 and how != "unit"
-    ):
+    is_unit = x.dtype == torch.uint8 and max(mean, default=0) <= 1
+    if not is_unit and not (x.dtype == torch.float32 and how != "unit"):
         raise FldiagError(
             f"data set {dataset.name!r}: normalise = {how!r} does not fit its inputs ({dataset.scaling})",
             "unit divides uint8 pixels by 255, means are of pixels / 255, and tokens have none",
@@ -188,5 +186,5 @@ def _register(name: str, summary: str) -> None:
 
 for _name, _spec in named.SETS.items():
     _register(_name, f"{_spec.summary}\n\nVariants: {', '.join(_spec.variants)}.")
-for _name, (_summary, *_) in text.SETS.items():
+for _name, (_summary, _) in text.SETS.items():
     _register(_name, _summary)

@@ -28,31 +28,26 @@ Text = tuple[str, ...]
 #: Names that a column may have, in the order in which they are looked for.
 COLUMNS = (("label",), ("text", "sentence", "premise"), ("text_b", "hypothesis"))
 
-#: name -> what it is, its classes, and what its training texts may be called instead. Files: <name>_train.tsv and
-#: <name>_test.tsv under the data folder.
+#: name -> what it is, and its classes. Files: <name>_train.tsv and <name>_test.tsv (or .csv, and .gz) under the data folder.
 SETS = {
-    "sst2": ("SST-2 film reviews, 2 classes (Socher et al., EMNLP 2013).", 2, ""),
-    "snli": ("SNLI pairs of sentences, 3 classes (Bowman et al., EMNLP 2015).", 3, "dev"),
-    "agnews": ("AG News, 4 classes (Zhang et al., NIPS 2015).", 4, "train_sample_10k"),
-    "mnli": ("MultiNLI pairs of sentences, 3 classes (Williams et al., NAACL 2018).", 3, ""),
-    "sent140": ("Sentiment140 tweets, 2 classes (Go et al., 2009).", 2, ""),
-    "marc": ("Amazon reviews in English, 5 classes (Keung et al., EMNLP 2020).", 5, ""),
-    "yelp": ("Yelp reviews, 5 classes (Zhang et al., NIPS 2015).", 5, ""),
+    "sst2": ("SST-2 film reviews, 2 classes (Socher et al., EMNLP 2013).", 2),
+    "snli": ("SNLI pairs of sentences, 3 classes (Bowman et al., EMNLP 2015).", 3),
+    "agnews": ("AG News, 4 classes (Zhang et al., NIPS 2015).", 4),
+    "mnli": ("MultiNLI pairs of sentences, 3 classes (Williams et al., NAACL 2018).", 3),
+    "sent140": ("Sentiment140 tweets, 2 classes (Go et al., 2009).", 2),
+    "marc": ("Amazon reviews in English, 5 classes (Keung et al., EMNLP 2020).", 5),
+    "yelp": ("Yelp reviews, 5 classes (Zhang et al., NIPS 2015).", 5),
 }
 
 
 def find(section: DataSection) -> Dataset:
     """A set of ``SETS``. Raises FldiagError where its files are not there or hold something else."""
     name, home = section.name, folder(section)
-    _, classes, other = SETS[name]
-    files = _file(home, f"{name}_train", f"{name}_{other}"), _file(home, f"{name}_test")
-    return _dataset([*map(_read, files)], section, classes)
-
-
-def _file(home: Path, *stems: str) -> Path:
-    """The first table of such a name."""
-    files = (file for stem in stems for file in sorted(home.glob(f"{stem}.[ct]sv*")))
-    return next(files, home / f"{stems[0]}.tsv")
+    files = [
+        next(iter(sorted(home.glob(f"{name}_{split}.[ct]sv*"))), home / f"{name}_{split}.tsv")
+        for split in ("train", "test")
+    ]
+    return _dataset([*map(_read, files)], section, SETS[name][1])
 
 
 def table(section: DataSection) -> Dataset:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
 from fldiag import registry, user_code
 from fldiag.device import device_of, full_precision
@@ -29,9 +27,8 @@ from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
 from fldiag.results.files import sha256
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.standing import standing
 from fldiag.results.store import get_table, put_table
-from fldiag.results.summary import Item, Small
+from fldiag.results.summary import Item, Small, standing
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
@@ -219,14 +216,11 @@ def folder_of(sources: Iterable[Run | Checkpoint | None]) -> Path:
 
 
 def prepare(folder: Path) -> Path:
-    """The folder, made. Raises FldiagError before any work is done if it cannot be written."""
+    """The folder, which is made when something is written. Raises FldiagError before any work is done if it cannot be."""
     files.refuse_links_above(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        what = f"cannot write to {folder}: {error.strerror}"
-        raise FldiagError(what, "choose another folder with --out") from None
+    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise FldiagError(f"cannot write to {folder}", "choose another folder with --out")
     return folder
 
 
@@ -280,6 +274,8 @@ def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """The pictures of a table, written; the main one's png last: that is what people look at first."""
+    from matplotlib.figure import Figure
+
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture, target = draw(table), path.with_name(path.name + ending)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -157,10 +159,9 @@ def read_names(text: str | Sequence[str]) -> list[str]:
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a file can hold: not objects. The executor is left out, for it changes nothing."""
-    kept: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     for name, value in options.items():
-        parts = list(value) if isinstance(value, (list, tuple)) else [value]
-        is_plain = all(isinstance(part, (str, int, float, bool, type(None))) for part in parts)
-        if is_plain and name != "executor":
-            kept[name] = parts if isinstance(value, (list, tuple)) else value
-    return kept
+        with contextlib.suppress(TypeError, ValueError):
+            if name != "executor":
+                texts[name] = json.loads(json.dumps(value))
+    return texts

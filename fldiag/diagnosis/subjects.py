@@ -174,8 +174,8 @@ def remarks(subject: Subject) -> list[str]:
         return [] if subject.alone else data_sets.remarks(subject.dataset)
     texts: list[str] = []
     for problem in (member for member in members(subject) if isinstance(member, Problem)):
-        # the probe sees what targets look like
-        if problem.in_memory and bool(problem.w.isfinite().all()):
+        # of one's own data, the probe sees what the targets look like
+        if problem.inputs == "as passed" and bool(problem.w.isfinite().all()):
             problem.probe()
         texts += problem.remarks
         frozen = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.choices import EveryRound, Seed, Tol
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -19,12 +19,15 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
+from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5
@@ -202,17 +205,12 @@ def account(
         Field(description="Examples on which the loss is taken: train or test."),
     ] = "train",
     k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
-    tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
-    ] = 1e-3,
+    tol: Tol = 1e-3,
     max_products: Annotated[
         int, Field(ge=1, description="Most Hessian-vector products for the eigenvalues.")
     ] = 100,
-    every_round: Annotated[
-        bool | None,
-        Field(description="All rounds, not only the last (default if --rounds is given)."),
-    ] = None,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    every_round: EveryRound = None,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Explain forgetting: decompose each update's change of the global loss to second order.
 

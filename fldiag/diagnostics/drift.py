@@ -7,16 +7,16 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
 from fldiag.choices import Proximal
+from fldiag.diagnostics.geometry import load, seen_by_head
 from fldiag.execution import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.params import Layout, cosine
@@ -31,6 +31,9 @@ from fldiag.runs import proximal
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 from fldiag.runs.proximal import Losses
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
@@ -74,7 +77,8 @@ def round_rows(
     representation: bool,
 ) -> list[Row]:
     """The numbers of one round; none where no client's weights are finite."""
-    rows = weight_rows(stored, history.layout, history.weights(stored.ids))
+    shares = torch.from_numpy(history.weights(stored.ids))
+    rows = weight_rows(stored, history.layout, shares)
     if history.alone:
         return rows
     rows += gradient_rows(history, stored) if gradients else []
@@ -107,17 +111,21 @@ def products(rows: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Ten
     return sums
 
 
-def weight_rows(stored: Stored, layout: Layout, p: np.ndarray) -> list[Row]:
+def weight_rows(stored: Stored, layout: Layout, p: Tensor) -> list[Row]:
     """Distances and cosines of the clients' weights and updates; ``p``: the clients' shares [K] of the average."""
     server = stored.aggregated - stored.received
     # the server's update is the last row
     sums = products(torch.cat([stored.moved, server[None]]), layout)
+    whole: Row = {"moment": "trained", "scope": "global", "n_clients": int((p > 0).sum())}
     ids, rows = stored.ids, []
     for layer, (inner, distances) in sums.items():
-        lengths, apart = inner.diagonal()[:-1].sqrt(), distances[:-1, :-1]
+        lengths = inner.diagonal()[:-1].sqrt()
         rows += rows_of("global_local_divergence", ids, lengths, layer)
-        rows += rows_of("local_local_divergence", ids, apart.sqrt(), layer)
-        rows.append(consensus(lengths.numpy(), apart.numpy(), p, layer))
+        rows += rows_of("local_local_divergence", ids, distances[:-1, :-1].sqrt(), layer)
+        mean = (p @ inner[:-1, :-1] @ p).clamp(min=0).sqrt()  # the length of the mean update
+        consensus = float((mean / (p @ lengths)).clamp(max=1))
+        row: Row = {"metric": "update_consensus", "layer": layer, "value": consensus}
+        rows.append({**whole, **row})
     inner, _ = sums[None]
     lengths = inner.diagonal().sqrt()
     cosines = (inner / torch.outer(lengths, lengths)).clamp(-1, 1)
@@ -126,7 +134,7 @@ def weight_rows(stored: Stored, layout: Layout, p: np.ndarray) -> list[Row]:
     rows += rows_of("squared_divergence", ids, squared)
     rows += rows_of("update_cosine", ids, cosines[:-1, :-1])
     rows += rows_of("server_cosine", ids, cosines[:-1, -1])
-    row: Row = {"metric": "update_norm", "moment": "aggregated", "scope": "global"}
+    row = {"metric": "update_norm", "moment": "aggregated", "scope": "global"}
     return [*rows, {**row, "value": float(lengths[-1])}]
 
 
@@ -144,16 +152,6 @@ def rows_of(
     rows = [{**base, **p, "value": v} for p, v in zip(places, values.tolist(), strict=False)]
     mean = {"scope": "global", "n_clients": len(ids), "value": float(values.nanmean())}
     return [*rows, {**base, **mean}]
-
-
-def consensus(lengths: np.ndarray, apart: np.ndarray, p: np.ndarray, layer: str | None) -> Row:
-    """The length of the mean update over the mean length, from lengths [K] and squared distances [K, K]."""
-    total = float(p @ lengths)
-    length = max(float(p @ lengths**2) - float(p @ apart @ p) / 2, 0.0) ** 0.5
-    value = {"value": min(length / total, 1.0)} if total else {"note": "no client moved"}
-    row: Row = {"metric": "update_consensus", "moment": "trained", "scope": "global"}
-    row |= {"layer": layer, "n_clients": int((p > 0).sum()), "value": None}
-    return {**row, **value}
 
 
 # Gradients, proximal loss, representations
@@ -252,14 +250,11 @@ def cka(a: Tensor, b: Tensor) -> float | None:
 
 def features(history: History, weights: Weights) -> Tensor:
     """What the head sees (without a head: the outputs) of the test examples, [n, d]."""
-    (w, buffers), network, pool = weights, history.network, history.pool
-    bound = network.bind(w[None], {n: b[None].clone() for n, b in buffers.items()})
-    outputs = []
-    with torch.no_grad():
-        for piece in pool.batches(pool.test, BATCH):
-            x = pool.read(piece.start, piece.stop)[0][None]
-            outputs.append((bound.features(x) if network.has_split else bound(x))[0].flatten(1))
-    return torch.cat(outputs)
+    module, pool, values = load(history, weights), history.pool, list[Tensor]()
+    for piece in pool.batches(pool.test, BATCH):
+        outputs, seen = seen_by_head(module, pool.read(piece.start, piece.stop)[0])
+        values.append(seen[0] if seen else outputs.flatten(1))
+    return torch.cat(values)
 
 
 # Steps and means
@@ -267,45 +262,40 @@ def features(history: History, weights: Weights) -> Tensor:
 
 def recorded_rows(history: History) -> list[Row]:
     """Means over the local steps that training recorded, of every client, in the rounds that were read."""
-    keys = ["metric", "layer", "proximal", "client"]
     rows: list[Row] = []
     for r in history.rounds:
         steps = history.run.steps(r)
         if steps is None:
             continue
         steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
-        steps = steps.reindex(columns=[*keys, "value", "scaled"])
-        groups = steps.astype({"value": float, "scaled": float}).groupby(keys, dropna=False)
-        means = groups.agg(
-            value=("value", "mean"), scaled=("scaled", "mean"), n_steps=("value", "count")
-        ).reset_index()
-        means["slice"] = [f"client:{int(k)}/train" for k in means["client"]]
-        means = means.assign(round=r, moment="trained", scope="client", estimator="steps")
-        rows += means.to_dict("records")
+        keys = ["metric", "layer", "proximal", "client"]
+        for row in means(steps, keys, n_steps=("value", "count")):
+            row |= {"round": r, "moment": "trained", "scope": "client", "estimator": "steps"}
+            rows.append({**row, "slice": f"client:{int(row['client'])}/train"})
     return rows
+
+
+def means(frame: pd.DataFrame, keys: list[str], **others: tuple[str, str]) -> list[Row]:
+    """The mean ``value`` and ``scaled`` of the rows that are alike in the keys, and ``others`` (of ``agg``)."""
+    frame = frame.reindex(columns=[*keys, "value", "scaled", "n_steps"])
+    groups = frame.astype({"value": float, "scaled": float}).groupby(keys, dropna=False, sort=False)
+    frame = groups.agg(value=("value", "mean"), scaled=("scaled", "mean"), **others).reset_index()
+    return frame.to_dict("records")
 
 
 def mean_rows(history: History, rows: list[Row]) -> list[Row]:
     """The mean over the clients of what is measured on examples, of every round."""
     keys = ["round", "metric", "moment", "layer", "rho", "proximal", "estimator"]
-    each = [row for row in rows if row["scope"] == "client" and row["metric"] in AVERAGED]
-    frame = pd.DataFrame(each, columns=[*keys, "value", "scaled", "n_steps"])
-    groups = frame.astype({"value": float}).groupby(keys, dropna=False, sort=False)
-    means = groups.agg(
-        value=("value", "mean"),
-        stderr=("value", "sem"),
-        n_clients=("value", "count"),
-        scaled=("scaled", "mean"),
-        n_steps=("n_steps", "sum"),
-    )
-    pool, averages = None if history.alone else history.pool, list[Row]()
-    for row in means.reset_index().to_dict("records"):
+    frame = pd.DataFrame([r for r in rows if r["scope"] == "client" and r["metric"] in AVERAGED])
+    counts = {"n_clients": ("value", "count"), "n_steps": ("n_steps", "sum")}
+    averages = means(frame, keys, stderr=("value", "sem"), **counts)
+    for row in averages:
         row |= {"scope": "global", "slice": "train"}
-        if pool and row["estimator"] == "exact":
+        if row["estimator"] == "exact":
+            pool = history.pool
             row |= {"n_steps": None, "n_examples": pool.clients.stop - pool.clients.start}
             if row["metric"] == "cka":
                 row |= {"slice": pool.split, "n_examples": pool.test.stop}
-        averages.append(row)
     return averages
 
 

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pydantic import Field
 from scipy import sparse, special
 
-from fldiag.choices import BINS, FEWEST, ClientSlice
+from fldiag.choices import BINS, FEWEST, ClientSlice, EveryRound
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
 from fldiag.registry import diagnostic
-from fldiag.results import uncertainty
-from fldiag.results.means import gini, share, worst_decile
+from fldiag.results import statistics
 from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, number, only
-from fldiag.results.standing import guess_accuracy
-from fldiag.results.summary import Item, Say, Small, missing_notes, of_rounds
+from fldiag.results.statistics import gini, share, worst_decile
+from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Numbers over the clients -> what they are, and which way is better.
 SPREADS: dict[str, tuple[str, Literal["higher", "lower"]]] = {
@@ -117,14 +118,14 @@ def spreads(model: Answers, matrix: Any, weights: np.ndarray) -> dict[str, np.nd
 def spread_rows(model: Answers, matrix: Any) -> list[Row]:
     """With basic bootstrap intervals over the examples; without, where every resample gives the same value."""
     n = matrix.shape[1]
-    draws = [spreads(model, matrix, weights) for weights in uncertainty.weights(n)]
+    draws = [spreads(model, matrix, weights) for weights in statistics.weights(n)]
     rows: list[Row] = []
     for name, values in spreads(model, matrix, np.ones((1, n))).items():
         value, sample = float(values[0]), np.concatenate([block[name] for block in draws])
         row: Row = {"metric": name, "estimator": "bayesian bootstrap", "value": value}
         is_odds = name in ACCURACIES and 0 < value < 1  # else every draw gives the same
         scale: Any = special.logit if is_odds else np.asarray
-        interval = uncertainty.basic(scale(value), scale(sample))
+        interval = statistics.basic(scale(value), scale(sample))
         if interval.low is not None:
             ends = np.array([interval.low, interval.high])
             ends = special.expit(ends) if is_odds else np.maximum(ends, 0.0)
@@ -203,15 +204,13 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """The spread over the clients in some rounds, and its intervals in the last."""
-    rows = only(table, scope="global", index=None)
-    names = [*SPREADS, "ece_floor", "accuracy"]
-    yield of_rounds(rows, {name.replace("_", " "): {"metric": name} for name in names})
-    last = only(rows, round=last_round(table, "mean_accuracy"), metric=names)
+    """The spread over the clients in the last round, with its intervals."""
+    last = only(table, scope="global", round=last_round(table, "mean_accuracy"))
+    rows = only(last, metric=[*SPREADS, "ece_floor", "accuracy"])
     columns = {"metric": "last round", "value": "value", "low": "95 % from", "high": "to"}
-    each = last[list(columns)].astype(object)
+    each = rows[list(columns)].astype(object)
     yield Small(each.where(each.notna(), None).to_dict("records"), columns)
-    n, different = (number(last, column=c) for c in ("n_examples", "n_different"))
+    n, different = (number(rows, column=c) for c in ("n_examples", "n_different"))
     yield Say(f"the clients have {n:g} examples, of which {different:g} are different")
     yield from missing_notes(table)
 
@@ -242,10 +241,7 @@ def fairness(
     min_count: Annotated[
         int, Field(ge=1, description="Leave out clients with fewer examples.")
     ] = FEWEST,
-    every_round: Annotated[
-        bool | None,
-        Field(description="All rounds, not only the last (default if --rounds is given)."),
-    ] = None,
+    every_round: EveryRound = None,
 ) -> pd.DataFrame:
     """Measure how evenly the global model serves the clients, and how well its confidence is calibrated.
 

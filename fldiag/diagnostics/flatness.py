@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 
-from fldiag.choices import Products, Rtol
+from fldiag.choices import Products, Rtol, Seed, Tol
 from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -32,6 +31,9 @@ from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Metric -> how tables and panels call it.
 MEASURES = {
@@ -241,12 +243,10 @@ def flatness(
     every: Annotated[
         int, Field(ge=1, description="Measure flatness in every N-th round and the last.")
     ] = 5,
-    tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
-    ] = 1e-3,
+    tol: Tol = 1e-3,
     rtol: Rtol = 0.02,
     max_products: Products = 200,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Compare how flat the global model and the clients' models are: sharpness, lambda_1 and trace.
 

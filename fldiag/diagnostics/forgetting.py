@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from pydantic import Field
 
 from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean, share
 from fldiag.results.numbers import Number
 from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of
-from fldiag.results.standing import guess_accuracy
-from fldiag.results.summary import Item, Say, missing_notes, of_rounds, plus_minus
+from fldiag.results.statistics import sample_mean, share
+from fldiag.results.summary import Item, Say, guess_accuracy, missing_notes, of_rounds, plus_minus
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOMENTS = {
     "received": "received by the clients",
@@ -148,18 +149,15 @@ def slices(pool: ExamplePool, clients: Sequence[int], own: bool) -> dict[str, np
 
 def mean_rows(rows: list[Row], pool: ExamplePool) -> list[Row]:
     """Mean and spread over the clients of what their rows say about the test split."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        is_averaged = row["scope"] == "client" and row["metric"] in MEANS
-        if is_averaged and row["slice"] == pool.split and row["value"] is not None:
-            groups.setdefault((row["moment"], row["metric"]), []).append(row["value"])
+    frame = pd.DataFrame(rows, columns=["moment", "scope", "slice", "metric", "value"])
+    frame = only(frame, scope="client", slice=pool.split, metric=MEANS).dropna(subset=["value"])
     means: list[Row] = []
-    for (moment, metric), values in groups.items():
+    for (moment, metric), values in frame.groupby(["moment", "metric"], sort=False)["value"]:
         base: Row = {"moment": moment, "scope": "global", "slice": pool.split}
         base |= {"n_examples": pool.test.stop, "n_clients": len(values)}
         means.append({**base, "metric": metric, **sample_mean(values)})
         if metric in SPREADS:
-            means.append({**base, "metric": f"{metric}_std", "value": float(np.std(values))})
+            means.append({**base, "metric": f"{metric}_std", "value": float(values.std(ddof=0))})
     return means
 
 
@@ -362,6 +360,7 @@ def forgetting(
 
     Raises FldiagError when no round has client weights.
     """
+    next(history.each(every_round=False))  # a run without client weights is refused
     rows = history.map_rounds(round_rows, clients=False, min_count=min_count, own=own)
     clients = {row["client"] for row in rows if row["scope"] == "client"}
     rows += [*over_rounds(rows), *class_examples(history, clients)]

@@ -11,25 +11,28 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor, nn
 
 from fldiag import losses
 from fldiag.execution import workspace
+from fldiag.params import Layout
 from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
-from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
+from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Metric -> how tables and panels call it.
 COLLAPSE = {
@@ -183,18 +186,27 @@ def call(
     return outputs, calls
 
 
+def seen_by_head(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, nn.Linear] | None]:
+    """The model's outputs, and what its head receives [n, d], with the head: the linear layer whose output is the model's. None
+    where there is none, or no other layer."""
+    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    outputs, calls = call(module, linears, x)
+    heads = [m for m in linears if m in calls and calls[m][1] is outputs]
+    if not heads or len(Layout.of(module).layers) < 2:
+        return outputs, None
+    return outputs, (calls[heads[0]][0][0].flatten(1), heads[0])
+
+
 def model_rows(module: nn.Module, history: History, stretch: slice) -> list[Row]:
     """The rows of one model on a stretch of the pool."""
-    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
     features, answers = list[Tensor](), list[Tensor]()
     for piece in history.pool.batches(stretch, BATCH):
-        outputs, calls = call(module, linears, history.pool.read(piece.start, piece.stop)[0])
-        head = next((m for m, (_, output) in calls.items() if output is outputs), None)
-        if head is None or len(history.layout.layers) < 2:
+        outputs, seen = seen_by_head(module, history.pool.read(piece.start, piece.stop)[0])
+        if seen is None:
             return [{"metric": metric, "value": math.nan} for metric in METRICS]
-        features.append(calls[head][0][0].flatten(1).double())
+        features.append(seen[0].double())
         answers.append(losses.predicted(outputs))
-        matrix = head.get_parameter("weight").detach().double()
+        matrix = seen[1].weight.detach().double()
     h, y = torch.cat(features), history.pool.y[stretch].to(features[0].device)
     numbers = geometry_of(h, y, torch.cat(answers), matrix)
     return [{"metric": m, "value": value, "n_examples": len(h)} for m, value in numbers.items()]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from fldiag.diagnostics.geometry import effective_rank
@@ -26,11 +25,14 @@ from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 
-#: Metric -> the name of its axis, and the column that is shown.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Metric -> the name of its axis.
 METRICS = {
-    "aggregation_error": ("aggregation error", "value"),
-    "misalignment": ("misalignment / its maximum", "scaled"),
-    "effective_rank": ("effective rank", "value"),
+    "aggregation_error": "aggregation error",
+    "misalignment": "misalignment / its maximum",
+    "effective_rank": "effective rank",
 }
 #: Layers drawn: those with the largest error in the last round.
 MOST = 6
@@ -98,11 +100,9 @@ def procrustes(first: Tensor, second: Tensor) -> float:
 
 def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     """metric, layer, round -> the number shown, a mean over pairs of clients."""
-    pieces = [
-        only(frame, metric=m).assign(value=lambda rows, c=column: floats(rows[c]))
-        for m, (_, column) in METRICS.items()
-    ]
-    rows = pd.concat(pieces).dropna(subset=["value", "layer"])
+    rows = only(frame, metric=tuple(METRICS)).dropna(subset=["layer"])
+    shown = rows["scaled"].where(rows["metric"] == "misalignment", rows["value"])
+    rows = rows.assign(value=floats(shown)).dropna(subset=["value"])
     return rows.groupby(["metric", "layer", "round"], as_index=False, sort=False)["value"].mean()
 
 
@@ -115,7 +115,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     looks = style.looks(layer for layer in means["layer"] if layer in top)
     with style.paper():
         fig, axes = style.panels(len(METRICS), 2.15)
-        for ax, (metric, (label, _)) in zip(axes, METRICS.items(), strict=True):
+        for ax, (metric, label) in zip(axes, METRICS.items(), strict=True):
             lines(ax, {v: only(means, metric=metric, layer=v) for v in looks}, looks)
             ax.set_ylabel(label)
         more = means["layer"].nunique() - len(looks)
@@ -131,9 +131,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     last = last_round(means)
     yield Say(f"adapters in round {last}: what averaging their factors loses")
     wide = only(means, round=last).pivot(index="layer", columns="metric", values="value")
-    texts = {metric: text for metric, (text, _) in METRICS.items()}
-    rows = wide.reindex(columns=list(texts)).astype(object).reset_index()
-    yield Small(rows.where(rows.notna(), None).to_dict("records"), {"layer": "layer", **texts})
+    rows = wide.reindex(columns=list(METRICS)).astype(object).reset_index()
+    yield Small(rows.where(rows.notna(), None).to_dict("records"), {"layer": "layer", **METRICS})
 
 
 @diagnostic(

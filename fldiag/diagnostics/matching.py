@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.choices import EveryRound, Products, Rtol, Seed
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import MANY, cells, floats, pairs
+from fldiag.plotting.shapes import MANY, cells, pairs
 from fldiag.problem.diagonal import Diagonal, diagonal, norm
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.registry import diagnostic
@@ -30,6 +28,9 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
 FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
@@ -245,70 +246,38 @@ def overlap_rows(
 # Picture and summary
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """H_N, H_D and eigenspace overlap of every pair of clients, top eigenvalue and trace of every client, in the last round.
+def draw(table: pd.DataFrame) -> Figure | None:
+    """H_N, H_D and eigenspace overlap of every pair of clients in the last round; None where there is one client.
 
     H_N and H_D are of the paper's form, or of the released code's where own data were not asked for. Blank cells: a client with
     itself, and what is not defined. Raises FldiagError for a table of several runs.
     """
+    from matplotlib.colors import LogNorm, Normalize
+
     if table["run"].nunique() > 1:
         raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     rows = only(table, metric="H_N")
-    last = int(rows["round"].max())
-    form, place = (
-        ("diag", "client") if "client" in set(rows["data"]) else ("tensor_trace", "global")
-    )
-    table = only(table, round=last)
-    of_form, about = {"diag_mode": form, "data": place}, f"\n{FORMS[form]}, {DATA[place]}"
-    matrices = {
-        f"$H_N$%s{about}": only(table, metric="H_N", **of_form),
-        f"$H_D$%s{about}": only(table, metric="H_D", **of_form),
-        "eigenspace overlap%s\n": only(table, metric="eigenspace_overlap"),
-    }
-    matrices = {t: r for t, r in matrices.items() if only(r, scope="pair")["value"].notna().any()}
-    bars = {
-        f"$\\lambda_1$, clients on {DATA[place]}": (
-            "residual",
-            only(table, metric="eigenvalue", index=1),
-        ),
-        f"trace, clients on {DATA[place]}": ("stderr", only(table, metric="trace")),
-    }
-    bars = {title: part for title, part in bars.items() if len(part[1])}
+    last, is_own = int(rows["round"].max()), "client" in set(rows["data"])
+    form, place = ("diag", "client") if is_own else ("tensor_trace", "global")
+    rows = only(table, round=last, diag_mode=[form, None], data=[place, None])
+    titles = {"H_N": "$H_N$", "H_D": "$H_D$", "eigenspace_overlap": "eigenspace overlap"}
+    matrices = {m: pairs(only(rows, metric=m, scope="pair")) for m in titles}
+    matrices = {m: wide for m, wide in matrices.items() if wide.notna().any(axis=None)}
+    if not matrices:
+        return None
     with style.paper():
-        fig, axes = style.panels(len(matrices) + len(bars), 2.3, 0.2)
-        for ax, (title, rows) in zip(axes, matrices.items(), strict=False):
-            mean = number(rows, scope="global", self_pairs=[False, None])
-            wide = pairs(only(rows, scope="pair"))
+        fig, axes = style.panels(len(matrices), 2.3)
+        for ax, (metric, wide) in zip(axes, matrices.items(), strict=True):
             low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
             # at most four decades: one odd pair shall not bleach the others
-            is_wide = "H_N" in title and high > 100 * low > 0
+            is_wide = metric == "H_N" and high > 100 * low > 0
             norm = LogNorm(max(low, high * 1e-4), high) if is_wide else Normalize(low, high)
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
+            mean = number(rows, metric, scope="global", self_pairs=[False, None])
             ax.set(xlabel="client", ylabel="client")
-            ax.set_title(title % f", mean {style.number(mean, 3)}", fontsize=7.5)
-        for ax, (title, (error, rows)) in zip(axes[len(matrices) :], bars.items(), strict=True):
-            draw_bars(ax, rows.drop_duplicates(["moment", "client"]), error)
-            ax.set_title(title, fontsize=7.5)
-        about = "; black: the aggregated model" if bars else ""
-        if any(rows["converged"].eq(False).any() for _, rows in bars.values()):
-            about += "; hollow: not converged"
-        fig.suptitle(f"round {last}{about}", fontsize=8)
+            ax.set_title(f"{titles[metric]}, mean {style.number(mean, 3)}")
+        fig.suptitle(f"round {last}; $H_N$ and $H_D$: {FORMS[form]}, {DATA[place]}", fontsize=8)
     return fig
-
-
-def draw_bars(ax: Axes, rows: pd.DataFrame, error: str) -> None:
-    """A bar a client, with its error, and one of the aggregated model."""
-    rows = rows.sort_values("client", na_position="last")
-    names = ["global" if pd.isna(client) else str(client) for client in rows["client"]]
-    edges = ["black" if name == "global" else style.look(2).color for name in names]
-    is_done = rows["converged"].fillna(True).astype(bool)
-    colors = [edge if done else "white" for edge, done in zip(edges, is_done, strict=True)]
-    options: dict[str, Any] = {"color": colors, "edgecolor": edges, "ecolor": "#888888"}
-    ax.bar(names, floats(rows["value"]), yerr=np.nan_to_num(floats(rows[error])), **options)
-    ax.set_xticks(range(0, len(names), -(-len(names) // 10)))
-    ax.tick_params(axis="x", rotation=90)
-    ax.set_xlabel("client")
-    ax.grid(True, axis="y")
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -354,19 +323,10 @@ def matching(
         Field(description="Whose data to take the Hessians on: own (client), all (global), both."),
     ] = "both",
     k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
-    every_round: Annotated[
-        bool | None,
-        Field(description="All rounds, not only the last (default if --rounds is given)."),
-    ] = None,
-    rtol: Annotated[
-        float,
-        Field(gt=0, lt=1, description="Allowed relative standard error of estimated diagonals."),
-    ] = 0.02,
-    max_products: Annotated[
-        int,
-        Field(ge=2, description="Most Hessian-vector products for an estimate or a spectrum."),
-    ] = 200,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    every_round: EveryRound = None,
+    rtol: Rtol = 0.02,
+    max_products: Products = 200,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Measure how similar the clients' Hessians are: H_N, H_D, top eigenvalues, traces, overlap of eigenspaces.
 

@@ -26,8 +26,8 @@ from fldiag.data.public import deal
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import diagnostic
-from fldiag.results.means import gini, sample_mean
 from fldiag.results.select import number, only, spread
+from fldiag.results.statistics import gini, sample_mean
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 from fldiag.runs.open_problem import load_dataset, load_parts

@@ -12,13 +12,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pydantic import Field
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -26,6 +24,7 @@ from fldiag.landscape.directions import random_direction
 from fldiag.landscape.paths import Path, rows_along
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, names, need, select, wide_range
+from fldiag.problem.data import same
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -304,10 +303,8 @@ def _clients_of(problem: Problem) -> list[Problem]:
 
 def _check_alike(a: Problem, b: Problem) -> None:
     """Raises FldiagError for models between which there is no path."""
-    is_one_loss = (a.layout, repr(a.module), a.n) == (b.layout, repr(b.module), b.n) and all(
-        map(torch.equal, *(tree_leaves(p.sample(32)) for p in (a, b)))
-    )
-    if not is_one_loss:
+    is_one_model = (a.layout, repr(a.module), a.n) == (b.layout, repr(b.module), b.n)
+    if not is_one_model or not same(a.sample(), b.sample()):
         examples = f"{a.slice_name}, {a.n}; {b.slice_name}, {b.n}"
         raise FldiagError(
             f"{a.name} and {b.name} are not of one architecture on the same examples ({examples})",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from pydantic import BeforeValidator, Field
 
 from fldiag.choices import Data, Device, Download, Model, Root
@@ -19,6 +18,9 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:

@@ -15,22 +15,19 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from pydantic import Field
 from torch import Tensor
 
 from fldiag.plotting import style
-from fldiag.plotting.shapes import bars, compares_runs, names, need
+from fldiag.plotting.shapes import bars
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
 
-PICTURE = "picture of sharpness"
 KINDS = {"adaptive": "each weight in its own scale", "plain": "all weights in one scale"}
-CASES = {"sharpness": "worst case", "average": "average case"}
 COLUMNS = {
     "run": "checkpoint",
     "metric": "measure",
@@ -42,6 +39,8 @@ COLUMNS = {
 #: Length of an ascent's first step in radii: so long that the projection leaves little of the start, as in the power method. A
 #: step that does not rise is shortened.
 LONGEST, SHORTENED = 8.0, 0.25
+#: An ascent ends when a step adds less than this share of the rise.
+TOL = 1e-3
 
 
 # The measure
@@ -109,9 +108,7 @@ def climb(
     return (height, u, converged) if height > 0 else (0.0, torch.zeros_like(start), converged)
 
 
-def worst_case(
-    problem: Problem, scale: Tensor, rho: float, *, steps: int, seed: int, tol: float = 1e-3
-) -> Row:
+def worst_case(problem: Problem, scale: Tensor, rho: float, *, steps: int, seed: int) -> Row:
     """max over ||u||_2 <= rho of F(w + scale u) - F(w), as far as two ascents from opposite random starts climb: a lower bound.
 
     Near a minimum the largest rises lie along an eigenvector on either side, of which one is higher: so there are two.
@@ -122,7 +119,6 @@ def worst_case(
         rho: radius.
         steps: gradients of each ascent at most.
         seed: of the starts.
-        tol: see ``climb``.
 
     Returns:
         ``value``; ``stderr`` over the examples with delta as it is; ``residual``, a bound for rounding; ``converged``.
@@ -137,7 +133,7 @@ def worst_case(
         return scale * problem.gradient(w + scale * u)
 
     start = _random_point(problem, "start of an ascent", seed)
-    ascents = [climb(rise, gradient, rho, s, steps=steps, tol=tol) for s in (start, -start)]
+    ascents = [climb(rise, gradient, rho, s, steps=steps, tol=TOL) for s in (start, -start)]
     height, u, converged = max(ascents, key=lambda ascent: ascent[0])
     each, moved = centre.each, problem.scores(w + scale * u).each
     stderr = None if each is None or moved is None else centre.stderr_of(moved - each)
@@ -172,33 +168,28 @@ def _row(problem: Problem, rise: float, rho: float) -> Row:
 # Picture and summary
 
 
-@compares_runs
 def draw(frame: pd.DataFrame) -> Figure:
     """Bars of the worst case and of the average case with standard errors: adaptive on the left, plain on the right, a colour a
-    checkpoint. Raises FldiagError for another table."""
-    frame = need(frame, ("metric", "run", "value", "stderr"), PICTURE)
-    frame = frame.assign(
-        run=names(frame["run"]), case=frame["metric"].str.split("_").str[-1].map(CASES)
-    )
+    checkpoint."""
     looks = style.looks(frame["run"])
     with style.paper():
         fig, axes = style.panels(2, 0.9 + 0.34 * max(2, len(looks)))
         for ax, (kind, title) in zip(axes, KINDS.items(), strict=True):
-            bars(ax, frame[frame["metric"].str.startswith(kind)], looks, category="case")
+            cases = {f"{kind}_sharpness": "worst case", f"{kind}_average": "average case"}
+            rows = only(frame, metric=list(cases))
+            bars(ax, rows.assign(case=rows["metric"].map(cases)), looks, category="case")
             ax.set(title=title, xlabel="rise of the loss (bars: ± standard error)")
-        style.legend(fig, [Patch(color=look.color) for look in looks.values()], looks)
+        style.legend_of_runs(fig, looks)
     return fig
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    rows = frame[frame["rho"].notna()]
-    cells = rows[list(COLUMNS)].astype(object)
-    yield Small(cells.where(cells.notna(), None).to_dict("records"), COLUMNS)
-    yield Say("worst cases are the largest rise that two ascents met, so lower bounds")
+    rows = frame[frame["rho"].notna()].astype(object)
+    yield Small(rows.where(rows.notna(), None)[list(COLUMNS)].to_dict("records"), COLUMNS)
     if rows["converged"].eq(False).any():
         yield Note("where converged is no, the ascent still rose: more --steps")
-    if len(only(rows, masked=True)):
-        yield Note("the loss overflows within some radius: choose a smaller one")
+    for note in dict.fromkeys(only(frame, masked=True).get("note", [])):
+        yield Note(f"{note}: choose a smaller one")
 
 
 # The diagnostic

@@ -82,26 +82,19 @@ def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
     return rows
 
 
-def density_rule(
-    shared: tuple[Problem, Tensor, Matrix], number: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights from a random vector, without the eigenvectors [k, P] that are known."""
-    problem, vectors, matrix = shared
-    operator, rng = problem.hessian(matrix=matrix), torch_rng(seed, "density probe", number)
-
-    def outside(v: Tensor) -> Tensor:
-        return v - (vectors @ v) @ vectors
-
-    start = torch.randn(operator.size, dtype=torch.float64, generator=rng).to(problem.device)
-    return quadrature(lambda v: outside(operator(v)), outside(start), STEPS, problem.noise)
-
-
 def density_rows(problem: Problem, pairs: EigenPairs, matrix: Matrix, seed: int) -> list[Row]:
     """The share of eigenvalues per unit, smoothed: ``pairs`` as themselves, the rest by Lanczos quadrature."""
-    size, k = problem.layout.size, len(pairs.values)
-    shared = problem, pairs.vectors, matrix
-    count = range(PROBES if size > k else 0)
-    rules = list(workspace().map(density_rule, shared, count, name="probe {}".format, seed=seed))
+    size, k, q = problem.layout.size, len(pairs.values), pairs.vectors
+    operator, rules = problem.hessian(matrix=matrix), []
+
+    def outside(v: Tensor) -> Tensor:
+        return v - (q @ v) @ q
+
+    for i in range(PROBES if size > k else 0):
+        workspace().show(i, PROBES, "density")
+        rng = torch_rng(seed, "density probe", i)
+        v = torch.randn(size, dtype=torch.float64, generator=rng).to(problem.device)
+        rules.append(quadrature(lambda v: outside(operator(v)), outside(v), STEPS, problem.noise))
     nodes = np.concatenate([pairs.values, *(nodes for nodes, _ in rules)])
     low, high = nodes.min(), nodes.max()
     # two digits, and edges at multiples: rounding in the last Ritz value shall not move the grid

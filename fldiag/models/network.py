@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.flop_counter import FlopCounterMode
 
 from fldiag.errors import FldiagError
 from fldiag.models.stacked import STACKED, Views, chain_of, hooked, pool_first
@@ -209,6 +208,8 @@ def batch_dependent(module: nn.Module) -> bool:
 
 def forward_macs(module: nn.Module, shape: tuple[int, ...]) -> int:
     """Multiply-adds of one example: half of the operations that torch counts, of matrix products and convolutions."""
+    from torch.utils.flop_counter import FlopCounterMode  # a tenth of a second
+
     probe = copy.deepcopy(module).cpu().eval()
     tokens = any(isinstance(m, nn.Embedding) for m in probe.modules())
     dtype = torch.int64 if tokens else next(probe.parameters()).dtype

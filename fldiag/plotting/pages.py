@@ -12,14 +12,14 @@ import hashlib
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import resources
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from fldiag.errors import printable
 from fldiag.plotting import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: An SVG with more bytes than these (a surface, thousands of points) is shown as PNG.
 HEAVY = 400_000
@@ -41,11 +41,6 @@ class Chart:
     caption: str
     traces: Sequence[dict[str, Any]]
     layout: dict[str, Any]
-
-    @property
-    def is_scene(self) -> bool:
-        """Whether it has three dimensions."""
-        return "scene" in self.layout
 
 
 @dataclass
@@ -103,20 +98,19 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     from jinja2 import Environment, StrictUndefined  # a picture alone needs neither of them
     from plotly.offline import get_plotlyjs
 
-    files = resources.files("fldiag.plotting") / "templates"
+    files, plotly = resources.files("fldiag.plotting") / "templates", get_plotlyjs()
     template, script, css = (
         (files / f"page.{end}").read_text("utf-8") for end in ("html", "js", "css")
     )
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    has_charts = any(section.charts for section in sections)
     page = environment.from_string(template).render(
         title=title,
         lead=lead,
         sections=sections,
         style=css,
         script=script,
-        digests=[script_digest(script), script_digest(get_plotlyjs())],
-        plotly=packed_plotly() if has_charts else "",
+        digests=[script_digest(script), script_digest(plotly)],
+        plotly=pack(plotly.encode()) if any(section.charts for section in sections) else "",
         pack=pack,
     )
     return printable(page)
@@ -130,14 +124,6 @@ def script_digest(script: str) -> str:
 def pack(content: bytes) -> str:
     """What the page's script unpacks; the same content gives the same text."""
     return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()
-
-
-@cache
-def packed_plotly() -> str:
-    """plotly's script, packed."""
-    from plotly.offline import get_plotlyjs
-
-    return pack(get_plotlyjs().encode())
 
 
 def literal(text: object) -> str:

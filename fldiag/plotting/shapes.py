@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.results.select import only
+
+if TYPE_CHECKING:  # as in ``style``
+    from matplotlib.axes import Axes
 
 #: With more clients than this, pictures show how a number is spread over them instead of one place a client.
 MANY = 50
@@ -76,6 +76,9 @@ def lines(
         tables: name of a line -> its rows.
         looks: name -> look, where the figure has one legend for all panels; else several lines get a legend below the panel.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
+
     palette = looks or style.looks(tables)
     for name, rows in tables.items():
         points = rows.dropna(subset=["round", "value"]).astype({"round": int})

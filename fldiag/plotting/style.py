@@ -15,20 +15,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.legend import Legend
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from typing import TYPE_CHECKING, Any
 
 from fldiag.errors import FldiagError
 from fldiag.plotting import words
 from fldiag.results.files import write_bytes
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
+
+if TYPE_CHECKING:  # half a second, which a table from the store does not need
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 #: Inches: one column and both columns of a two-column paper; and the height of its page.
 ONE_COLUMN, TWO_COLUMNS, PAGE = 3.35, 6.9, 8.8
@@ -193,6 +190,8 @@ def wide(natural: float = TWO_COLUMNS) -> float:
 @contextmanager
 def paper() -> Iterator[None]:
     """The style, for the length of a ``with`` block; matplotlib's global settings are as before afterwards."""
+    import matplotlib
+
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's own matplotlibrc would change the bytes
         matplotlib.rcParams.update(RC)
@@ -201,6 +200,9 @@ def paper() -> Iterator[None]:
 
 def figure(width: float, height: float, **options: Any) -> Figure:
     """An empty figure (inches) that no window knows of; call within ``paper()``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     fig = Figure(figsize=(width, height), **options)
     FigureCanvasAgg(fig)
     return fig
@@ -255,6 +257,8 @@ def legend(
 
 def legend_of_runs(fig: Figure, looks: Mapping[str, Look]) -> Legend:
     """The figure's legend: a line a run."""
+    from matplotlib.lines import Line2D
+
     return legend(fig, [Line2D([], [], **look.line) for look in looks.values()], looks, ncols=3)
 
 
@@ -273,7 +277,7 @@ def chance(ax: Axes, value: float, name: bool = True) -> None:
 def percents(*axes: Any) -> None:
     """Tick labels of shares of 1 in percent: 40 %, 2.5 %."""
     for axis in axes:
-        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %"))
+        axis.set_major_formatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %")
 
 
 # Text

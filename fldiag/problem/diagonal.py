@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 from fldiag.curvature.lanczos import Krylov
 from fldiag.curvature.operator import Curvature, Differences, finite
@@ -98,19 +98,18 @@ def ggn_diagonal(
     """
     uses: dict[str, list[tuple[Tensor | None, Tensor]]] = {n: [] for n in layers}
 
-    def record(name: str, m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    names = {m: n for n, m in layers.items()}
+
+    def record(m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Any:
+        if m not in names:
+            return out
         out = out if out.requires_grad else out.detach().requires_grad_()
-        uses[name].append((_inputs(m, inputs[0].detach()), out))
+        uses[names[m]].append((_inputs(m, inputs[0].detach()), out))
         return out.clone()  # an operation in place must not change the record
 
-    handles = [m.register_forward_hook(partial(record, name)) for name, m in layers.items()]
-    try:
-        with torch.enable_grad():
-            z = problem.call(problem.w, x)
-            factors = _factors(loss, z)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.enable_grad(), register_module_forward_hook(record):
+        z = problem.call(problem.w, x)
+        factors = _factors(loss, z)
     records = {
         name: use[0]
         for name, use in uses.items()
@@ -196,7 +195,7 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
     names = {n for layer in layers for n in problem.layout.layers[layer]}
     sums = {n: problem.weight_decay * torch.ones_like(problem.w[:1]).double() for n in names}
     step = max(1, PIECE // (4 * problem.bytes_of_example))
-    total = problem.criterion.total
+    total = problem.guarded()(problem.criterion.total)
     for x, y in problem.batches() if layers else ():
         for start in range(0, count(x), step):
             xs, ys = cut((x, y), slice(start, start + step))

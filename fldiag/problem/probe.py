@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map
 
 from fldiag.errors import FldiagError
@@ -124,17 +125,14 @@ def _size(w: Tensor) -> float:
 
 def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
     """Layer -> its outputs, inner layers first, and the module's own under ""."""
+    names = {m: n for n, m in module.named_modules()}
     outputs: dict[str, Any] = {}
 
-    def record(name: str, module: nn.Module, args: Any, out: Any) -> None:
-        outputs[name] = out
+    def record(m: nn.Module, args: Any, out: Any) -> None:
+        outputs[names.get(m, type(m).__name__)] = out  # some are made in forward
 
-    handles = [
-        m.register_forward_hook(functools.partial(record, n)) for n, m in module.named_modules()
-    ]
-    run()
-    for handle in handles:
-        handle.remove()
+    with register_module_forward_hook(record):
+        run()
     return outputs
 
 

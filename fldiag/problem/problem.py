@@ -9,7 +9,6 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Self
@@ -27,8 +26,6 @@ from fldiag.errors import FldiagError, error_place, nearest
 from fldiag.params import Layout
 from fldiag.problem import probe
 from fldiag.problem.data import (
-    IndexedSlice,
-    TensorSlice,
     Tree,
     arguments,
     as_slice,
@@ -164,9 +161,8 @@ class Problem:
         Raises:
             FldiagError: the weights do not fit.
         """
-        problem = object.__new__(
-            type(self)
-        )  # with what was computed once, and does not depend on weights
+        # with what was computed once and does not depend on weights
+        problem = object.__new__(type(self))
         vars(problem).update({k: v for k, v in vars(self).items() if k not in ("centre", "noise")})
         if isinstance(params, Tensor):
             params = self.all.views(vector(params, self.all))
@@ -192,11 +188,6 @@ class Problem:
     def inputs(self) -> str:
         """What was done to the inputs before the model sees them, in words."""
         return str(getattr(self.data, "inputs", "as passed"))
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the examples themselves were given, not a slice of a named data set."""
-        return isinstance(self.data, TensorSlice | IndexedSlice)
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
@@ -265,7 +256,8 @@ class Problem:
 
     def total(self, w: Tensor | Mapping[str, Tensor], x: Tree, y: Tree) -> Tensor:
         """The sum of the losses of a batch."""
-        return self.criterion.total(self.call(w, x), y)
+        with self.guarded():
+            return self.criterion.total(self.call(w, x), y)
 
     def slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
@@ -277,9 +269,7 @@ class Problem:
         """The loss as two sums."""
         x, y = self.sample()
         with self.guarded(), torch.no_grad():
-            loss = as_sums(self.user_loss, functools.partial(self.call, self.w), x, y)
-        guard = self.guarded()
-        return replace(loss, total=guard(loss.total), count=guard(loss.count))
+            return as_sums(self.user_loss, functools.partial(self.call, self.w), x, y)
 
     def probe(self) -> None:
         """Check once that loss and derivatives are what they seem. Raises FldiagError naming what is wrong."""
@@ -355,7 +345,8 @@ class Problem:
     def weight(self) -> float:
         """What the slice's loss is divided by. Raises FldiagError where nothing counts."""
         self.probe()
-        total = math.fsum(float(self.criterion.count(y)) for _, y in self.batches())
+        with self.guarded():
+            total = math.fsum(float(self.criterion.count(y)) for _, y in self.batches())
         if not total > 0:
             raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
         return total
@@ -454,7 +445,8 @@ class Problem:
 
         def batch(i: int, leaves: Mapping[str, Tensor]) -> tuple[Any, Callable[[Any], Tensor]]:
             x, y = self.batch(i)
-            return self.call({**views, **leaves}, x), lambda z: self.criterion.total(z, y) / weight
+            share = self.guarded()(lambda z: self.criterion.total(z, y) / weight)
+            return self.call({**views, **leaves}, x), share
 
         batches = [functools.partial(batch, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes

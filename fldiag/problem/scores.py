@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fldiag.losses import IGNORED, multi_label
 from fldiag.problem.data import Tree
 from fldiag.problem.loss import form_of, is_probabilities
-from fldiag.results.standing import guess_accuracy
+from fldiag.results.summary import guess_accuracy
 from fldiag.results.table import Row
 
 
@@ -100,10 +100,11 @@ def score(problem: Any, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Score
         [],
         [],
     )
-    for z, y in batches:
-        totals.append(float(loss.total(z, y)))
-        singles.append(loss.each(z, y))
-        replies.append(answers(problem.user_loss, z, y))
+    with torch.no_grad(), problem.guarded():
+        for z, y in batches:
+            totals.append(float(loss.total(z, y)))
+            singles.append(loss.each(z, y))
+            replies.append(answers(problem.user_loss, z, y))
     penalty = problem.weight_decay / 2 * float(w.double().square().sum())
     each = counts = right = None
     shares: list[float] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -16,12 +15,11 @@ from fldiag.plotting import style, words
 from fldiag.plotting.pages import Chart, Section, Table, literal, picture, render
 from fldiag.plotting.style import Look
 from fldiag.registry import Diagnostic
-from fldiag.report.collect import RunTables, collect, reason
+from fldiag.report.collect import RunTables, reason
 from fldiag.results import select
-from fldiag.results.files import write_text
-from fldiag.results.means import wilson
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import only
+from fldiag.results.statistics import wilson
 from fldiag.results.summary import Small, cell, number, percent, plus_minus
 from fldiag.version import version
 
@@ -29,23 +27,6 @@ LEAD = (
     "The global model after each round, on test examples where a run has them. Bars: standard "
     "deviation over seeds. Click on a name to hide its line."
 )
-
-
-def report(paths: Sequence[str | Path], path: Path, title: str = "") -> Path:
-    """Write the page of the runs in these folders.
-
-    Args:
-        paths: The folders.
-        path: The page.
-        title: Its heading; by default the methods of the runs.
-
-    Returns:
-        The page's path.
-
-    Raises:
-        FldiagError: A folder that is no run, or one that cannot be written.
-    """
-    return write_text(path, page(collect(paths), title))
 
 
 def page(runs: Sequence[RunTables], title: str = "") -> str:

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -40,10 +39,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
             intact.
     """
     refuse_links_above(path.parent)
-    handled = sys.exception()  # by the caller, whatever the disk says here
-    temporary = (
-        path.parent / f".{path.name}.{os.getpid()}.tmp"
-    )  # also of "." and "..", which the rename then refuses
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"  # "." and "..": the rename refuses
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as f:
@@ -53,8 +49,8 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
         digest = sha256(temporary)
         os.replace(temporary, path)
         flush_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        raise _refused(path, error, handled) from error
+    except OSError as error:
+        raise _refused(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -79,17 +75,9 @@ def link_error(link: Path) -> FldiagError:
     )
 
 
-def _refused(path: Path, error: Exception, handled: BaseException | None = None) -> FldiagError:
-    """``handled``: what was being handled before the write, and tells nothing about it."""
-    cause: BaseException | None = error
-    while cause is not None and cause is not handled and not isinstance(cause, OSError):
-        cause = cause.__context__  # torch.save says what the disk said only there
-    error = cause if isinstance(cause, OSError) and cause is not handled else error
-    return FldiagError(
-        f"cannot write {path}: {error}",
-        "free some disk space or choose another folder with --out; "
-        "what was written before is intact",
-    )
+def _refused(path: Path, error: OSError) -> FldiagError:
+    remedy = "free some disk space or choose another folder with --out; what was written before is intact"
+    return FldiagError(f"cannot write {path}: {error}", remedy)
 
 
 def flush_folder(folder: Path) -> None:
@@ -221,9 +209,7 @@ def read_json(path: Path) -> Any:
     return {k: v for k, v in content.items() if k != DIGEST}
 
 
-def write_table(
-    frame: pd.DataFrame, path: Path, about: Mapping[str, Any], digits: int = 9
-) -> list[Path]:
+def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path]:
     """Write a table as PATH.csv and what it is as PATH.json.
 
     The json holds ``about``, under ``table`` the name and the sha256 of the csv, by which ``read_csv_bytes`` refuses a csv that
@@ -234,7 +220,6 @@ def write_table(
         frame: The table.
         path: The path without ending.
         about: The provenance: versions, checkpoints, options.
-        digits: Significant digits of the csv.
 
     Returns:
         The two files: json, csv.
@@ -242,7 +227,7 @@ def write_table(
     Raises:
         FldiagError: The folder or the disk refuses.
     """
-    content = csv_text(frame, digits).encode()
+    content = csv_text(frame).encode()
     csv = write_bytes(beside(path, ".csv"), content)
     about = {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
     return [write_text(beside(path, ".json"), json.dumps(with_digest(about), indent=1) + "\n"), csv]
@@ -253,7 +238,7 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
 
     Args:
         csv: The file.
-        about: What its json says. One without a checksum (an earlier version wrote it) vouches for nothing and refuses nothing.
+        about: What its json says.
 
     Returns:
         The bytes.
@@ -262,9 +247,8 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
         FldiagError: The csv is not the one its json was written with.
         OSError: It cannot be read.
     """
-    content, table = csv.read_bytes(), about.get("table")
-    digest = table.get("sha256") if isinstance(table, Mapping) else None
-    if digest is not None and digest != sha256_of(content):
+    content = csv.read_bytes()
+    if sha256_of(content) != about["table"]["sha256"]:
         raise FldiagError(
             f"{csv.name} is not the table that was written (its sha256 differs from the json beside it)",
             "make it again, or restore it",

@@ -20,34 +20,35 @@ def shell() -> Any:
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A callback ``(done, total, text)`` that draws the bar.
+    """A callback ``(done, total, text)`` that draws the bar; elsewhere than on a terminal or in a notebook it is silent.
 
     The time remaining follows from the parts that were finished since the first call, or since one that changed the total.
     """
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.markup import escape
+    from rich.progress import MofNCompleteColumn, Progress
 
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        transient=True,
-        console=Console(stderr=True),
-        speed_estimate_period=math.inf,  # parts may take minutes each
-    ) as bar:
-        task = bar.add_task(printable(title), total=None)
+    columns = *Progress.get_default_columns(), MofNCompleteColumn()
+    console, period = Console(stderr=True), math.inf  # parts may take minutes each
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=period) as bar:
+        task = bar.add_task(escape(printable(title)), total=None)
 
         def show(done: int, total: int, text: str) -> None:
-            line = printable(f"{title}: {text}")
+            line = escape(printable(f"{title}: {text}"))
             bar.update(task, completed=done, total=total, description=line)
             if done == 0:  # else rich times from the end of the first part on
                 bar.advance(task, 0)
 
         yield show
+
+
+@contextlib.contextmanager
+def notebook_bar(
+    title: str, progress: Callable[[int, int, str], None] | None = None
+) -> Iterator[Callable[[int, int, str], None]]:
+    """``progress``; without one a bar in a notebook, and nothing elsewhere."""
+    if progress is None and shell() is not None:
+        with progress_bar(title) as bar:
+            yield bar
+    else:
+        yield progress or (lambda done, total, text: None)

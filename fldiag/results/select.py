@@ -38,22 +38,14 @@ def only(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
     """
     keep = np.ones(len(frame), dtype=bool)
     for column, condition in where.items():
-        choice = (
-            list(condition) if isinstance(condition, (list, tuple, set, frozenset)) else [condition]
-        )
-        hit = np.zeros(len(frame), dtype=bool)
+        is_several = isinstance(condition, (list, tuple, set, frozenset))
+        choice = list(condition) if is_several else [condition]
+        values = frame[column] if column in frame else pd.Series(None, frame.index, dtype=object)
+        hit = values.isna() & any(pd.isna(value) for value in choice)
         for value in choice:
-            hit |= _is(frame, column, value)
-        keep &= hit
+            hit |= (values == value).fillna(False).astype(bool)
+        keep &= hit.to_numpy(dtype=bool)
     return frame[keep]
-
-
-def _is(frame: pd.DataFrame, column: str, value: Any) -> np.ndarray:
-    if column not in frame.columns:
-        return np.full(len(frame), bool(pd.isna(value)))
-    if pd.isna(value):
-        return frame[column].isna().to_numpy(dtype=bool)
-    return (frame[column] == value).fillna(False).to_numpy(dtype=bool)
 
 
 def number(
@@ -104,20 +96,6 @@ def last_round(frame: pd.DataFrame, metric: str | None = None) -> int | None:
     """The last of ``rounds``, None when there is none."""
     all_rounds = rounds(frame, metric)
     return all_rounds[-1] if all_rounds else None
-
-
-def spread_rounds(frame: pd.DataFrame, metric: str, most: int = 12) -> list[int]:
-    """Some of the rounds that have this metric, evenly spread, first and last among them.
-
-    Args:
-        frame: A table.
-        metric: The metric.
-        most: How many rounds at most; at least 2.
-
-    >>> spread_rounds(pd.DataFrame({"metric": "loss", "round": range(1, 101)}), "loss", most=4)
-    [1, 34, 67, 100]
-    """
-    return spread(rounds(frame, metric), most)
 
 
 def spread(numbers: Sequence[int], most: int) -> list[int]:

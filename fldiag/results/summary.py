@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,10 +84,10 @@ def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> 
 
 def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
     """A remark for each row ``missing`` of a table, and one that counts those beyond ``most``."""
-    rows = table[table["metric"] == "missing"] if "note" in table.columns else table.iloc[:0]
+    rows = select.only(table, metric="missing")
     texts = [
         f"{'' if pd.isna(r) else f'round {r}: '}{note}"
-        for r, note in zip(rows["round"], rows.get("note", []), strict=True)
+        for r, note in zip(rows["round"], rows.get("note", []), strict=False)
     ]
     notes = [Note(text) for text in texts[:most]]
     if len(texts) > most:
@@ -95,20 +95,95 @@ def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
     return notes
 
 
-def percent(value: Any, digits: int = 3) -> str:
+def percent(value: float | None, digits: int = 3) -> str:
     """A share in percent, – for none."""
-    missing = value is None or math.isnan(float(value))
-    return "–" if missing else f"{number(100 * float(value), digits)} %"
+    return "–" if is_missing(value) else f"{number(100 * float(value or 0), digits)} %"
 
 
 def plus_minus(value: Any, error: Any, share: bool = False) -> str:
     """``12.3 ± 0.4``, in percent with ``share``; no more digits than the error leaves certain."""
-    if value is None or math.isnan(float(value)):
+    if is_missing(value):
         return "–"
     scale, end = (100, " %") if share else (1, "")
-    amount, tail = scale * float(value), ""
-    if error is not None and not math.isnan(float(error)):
-        tail = f" ± {number(scale * float(error), 2)}"
-        if 0 < scale * float(error) < math.inf and math.isfinite(amount):
-            amount = round(amount, 1 - math.floor(math.log10(scale * float(error))))
+    amount, error = scale * float(value), math.nan if is_missing(error) else scale * float(error)
+    tail = "" if math.isnan(error) else f" ± {number(error, 2)}"
+    if 0 < error < math.inf and math.isfinite(amount):
+        amount = round(amount, 1 - math.floor(math.log10(error)))
     return f"{number(amount, 4)}{tail}{end}"
+
+
+# Where a model stands: its accuracy against a guess's
+
+#: An accuracy is better than a guess's only if it is so by so many standard errors.
+ERRORS = 2.0
+
+
+def guess_accuracy(shares: Sequence[float], slice_name: str) -> float:
+    """The accuracy of a guess: always the most frequent label, or one of the classes, all alike.
+
+    All alike on a client's examples: a global model need not know how often a client has which.
+
+    Args:
+        shares: how often each class is the label, as a share of 1.
+        slice_name: of the examples.
+
+    >>> guess_accuracy([0.75, 0.25], "test"), guess_accuracy([0.75, 0.25], "client:3/train")
+    (0.75, 0.5)
+    """
+    alike = 1 / len(shares)
+    return alike if slice_name.startswith("client:") else max(alike, *shares)
+
+
+def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> list[Row]:
+    """Rows of losses at many weights; ``scored`` holds loss and accuracy of those at ``place``."""
+    loss, *accuracy = scored
+
+    def is_there(row: Row) -> bool:
+        return row["metric"] == "loss" and all(row[key] == value for key, value in place.items())
+
+    return [
+        *({**row, "inputs": loss["inputs"]} if is_there(row) else row for row in rows),
+        *({**row, **place} for row in accuracy),
+    ]
+
+
+def standing(table: pd.DataFrame) -> list[Item]:
+    """Where the models of a table stand: of a run its global model of the last round, else every model.
+
+    Args:
+        table: a result table; the rows that count have ``inputs``.
+
+    Returns:
+        A sentence a model and slice, and a note where its accuracy is not above that of a guess (``guess_accuracy``) by
+        ``ERRORS`` standard errors.
+    """
+    if "inputs" not in table.columns:
+        return []
+    rows = table[table["inputs"].notna() & table["value"].notna()]
+    items: list[Item] = []
+    for run, part in rows.groupby("run", sort=False, dropna=False):
+        best = {"scope": "global", "round": part["round"].max(), "moment": "aggregated"}
+        for column, value in best.items():
+            chosen = select.only(part, **{column: value})
+            part = part if chosen.empty else chosen
+        who = "" if pd.isna(run) or not run else f"{run}: "
+        for (of, _), model in part.groupby(["slice", "client"], sort=False, dropna=False):
+            items += _of_model(who, str(of), model)
+    return items
+
+
+def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Iterator[Item]:
+    n, inputs = rows["n_examples"].iloc[0], rows["inputs"].iloc[0]
+    losses, answers = (select.only(rows, metric=(m, f"model_{m}")) for m in ("loss", "accuracy"))
+    loss = plus_minus(select.number(losses), select.number(losses, column="stderr"))
+    accuracy, guess = select.number(answers), select.number(answers, column="guess")
+    told = f"accuracy {percent(accuracy)}, a guess {percent(guess)}"
+    of_classes = "" if accuracy is None else f", {told}"
+    yield Say(f"{who}{n:,.0f} examples of {slice_name}, loss {loss}{of_classes}; inputs {inputs}")
+    bound = 1.0 if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / n)
+    if accuracy is not None and accuracy <= bound < 1:
+        doubt = (
+            f"{who}no better than a guess on {slice_name}: {told}. The model is untrained, its inputs are not normalised as in "
+            f"training (here: {inputs}; --normalise), or these are other examples or labels than it was trained for"
+        )
+        yield Note(doubt, {"warnings": doubt})

@@ -80,48 +80,25 @@ def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
     return frame.astype(COLUMNS)
 
 
-class Vectors(list[str]):
-    """Tensors [k, ...] by parameter's name, in a table's ``attrs["vectors"]``: pandas copies and compares ``attrs`` at every
-    step, and need neither copy nor compare these; it writes ``attrs`` as JSON into a parquet file, which gets the names alone."""
-
-    def __init__(self, tensors: Mapping[str, Any]):
-        super().__init__(tensors)
-        self._tensors = dict(tensors)
-
-    def __getitem__(self, name: str) -> Any:  # type: ignore[override]
-        return self._tensors[name]
-
-    def keys(self) -> Iterable[str]:
-        return self._tensors.keys()
-
-    def values(self) -> Iterable[Any]:
-        return self._tensors.values()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        return self._tensors.items()
+class Vectors(dict[str, Any]):
+    """Tensors [k, ...] by parameter's name, in a table's ``attrs["vectors"]``: pandas copies ``attrs`` at every step, and
+    need not copy these."""
 
     def __deepcopy__(self, memo: Any) -> Vectors:
         return self
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def check(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
     missing = [c for c in COLUMNS if c not in frame.columns]
     if missing:
-        raise FldiagError(
-            f"result table lacks columns {missing}", "build it with fldiag.results.table.table"
-        )
+        remedy = "build it with fldiag.registry.table"
+        raise FldiagError(f"result table lacks columns {missing}", remedy)
     for column, allowed in (("moment", MOMENTS), ("scope", SCOPES)):
         odd = set(frame[column].dropna().unique()) - set(allowed)
         if odd:
-            raise FldiagError(
-                f"result table has {column} {sorted(odd)}", f"use one of {', '.join(allowed)}"
-            )
+            what = f"result table has {column} {sorted(odd)}"
+            raise FldiagError(what, f"use one of {', '.join(allowed)}")
     if frame["metric"].isna().any():
         raise FldiagError("result table has a row without a metric", "name the metric of every row")
     return frame

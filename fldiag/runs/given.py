@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as TorchDataset
 
-from fldiag.config_files import read_partition
 from fldiag.data import Dataset
 from fldiag.data.arrays import count_classes, targets
 from fldiag.data.packed import Packed
+from fldiag.data.partition import read_partition
 from fldiag.errors import FldiagError
 from fldiag.problem.data import IndexedSlice, as_slice, cut, is_split, join
 from fldiag.problem.loss import is_probabilities

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 import pandas as pd
@@ -128,22 +129,20 @@ class Feed:
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
         """(x [k, B, ...], y [k, B], weight [k, B] or None, positions within the client [k, B]) of each step."""
-        count = max((len(batches) for batches in self.batches), default=0)
-        sizes = np.zeros((count, len(self.batches)), dtype=np.int64)
-        for i, batches in enumerate(self.batches):
-            sizes[: len(batches), i] = [len(batch) for batch in batches]
-        padded = np.zeros((*sizes.shape, sizes.max(initial=0)), dtype=np.int64)
-        for i, batches in enumerate(self.batches):
-            for s, batch in enumerate(batches):
-                padded[s, i, : len(batch)] = batch
+        steps = [*zip_longest(*self.batches, fillvalue=np.empty(0, dtype=np.int64))]
+        if not steps:
+            return
+        sizes = np.array([[len(batch) for batch in step] for step in steps])  # [steps, clients]
+        is_example = np.arange(sizes.max()) < sizes[..., None]
+        padded = np.zeros(is_example.shape, dtype=np.int64)
+        padded[is_example] = np.concatenate([batch for step in steps for batch in step])
         positions = torch.from_numpy(padded).to(self.device)
         index = self.offset[:, None] + positions  # among all examples of the cohort
         labels = self.y[index]
-        is_example = np.arange(padded.shape[-1]) < sizes[..., None]
         weights = torch.from_numpy(is_example / np.maximum(sizes, 1)[..., None]).to(
             self.device, self.dtype
         )
-        widths = sizes.max(1, initial=0)
+        widths = sizes.max(1)
         uneven = ((sizes != widths[:, None]) & (sizes > 0)).any(1)
         for s, (k, width, is_uneven) in enumerate(
             zip(np.count_nonzero(sizes, 1).tolist(), widths.tolist(), uneven, strict=True)

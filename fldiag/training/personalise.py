@@ -18,7 +18,7 @@ from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.method import Method, Neighbours, Personal
-from fldiag.results.means import sample_mean, share
+from fldiag.results.statistics import sample_mean, share
 from fldiag.results.table import PERSONAL
 from fldiag.runs.run import ClientStates
 from fldiag.sections import TrainSection

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
@@ -16,15 +15,14 @@ import torch
 from torch import Tensor
 
 from fldiag.config import Config
-from fldiag.config_files import kept_initial
 from fldiag.data import partition
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError
 from fldiag.execution import Pool, Workspace, open_pool
 from fldiag.method import Round
 from fldiag.registry import Progress
-from fldiag.results.machine import capability, commit, machine
-from fldiag.results.progress import progress_bar, shell
+from fldiag.results.progress import notebook_bar
+from fldiag.results.provenance import capability, commit, machine
 from fldiag.results.table import Row
 from fldiag.runs import base
 from fldiag.runs.run import ABOUT, Run, lock
@@ -33,7 +31,7 @@ from fldiag.training.evaluate import evaluate, score_rows
 from fldiag.training.personalise import GlobalModel, measure
 from fldiag.training.record import step_rows
 from fldiag.training.server import Federation, merge
-from fldiag.training.setup import Cohort, Setup, provenance
+from fldiag.training.setup import Cohort, Setup, kept_initial, provenance
 
 RUNS = Path("checkpoints")
 #: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
@@ -78,6 +76,9 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
+    if not isinstance(config, Config):
+        what = f"config is a {type(config).__name__}"
+        raise FldiagError(what, "give a Config, such as Config.load('digits')", usage=True)
     path = Path(out) if out is not None else run_path(config)
     if resume and os.path.exists(path / ABOUT):
         run, now = Run.open(path), config.model_dump(mode="json")
@@ -95,8 +96,9 @@ def train(
     with (
         lock(path),
         open_pool(executor, work, shared) as pool,
-        _listener(on_event, config.method.name) as emit,
+        notebook_bar(config.method.name, on_event and (lambda *_: None)) as progress,
     ):
+        emit = on_event or rounds_on_bar(progress)
         run = _open(path, setup, resume)
         federation.restore(run)
         about = {"rounds": config.rounds, "path": str(path)}
@@ -107,16 +109,6 @@ def train(
             run.append(run.done, _personalise(federation, executor), status="finished")
     emit({"event": "end", "round": run.done, **about, "status": run.status})
     return run
-
-
-@contextlib.contextmanager
-def _listener(on_event: Listener | None, title: str) -> Iterator[Listener]:
-    """``on_event``; without one a bar in a notebook, and nothing elsewhere."""
-    if on_event is None and shell() is not None:
-        with progress_bar(title) as progress:
-            yield rounds_on_bar(progress)
-    else:
-        yield on_event or (lambda event: None)
 
 
 def rounds_on_bar(progress: Progress) -> Listener:

@@ -40,7 +40,7 @@ def test_what_is_there():
 def test_the_demo(here):
     with threads(2):
         result = run("demo", "--out", "shown")
-    assert last(result).name == "landscape.png" and (here / last(result)).is_file()
+    assert last(result).suffix == ".png" and (here / last(result)).is_file()
     assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
     taken = [
         json.loads(file.read_text())["provenance"]["threads"]

@@ -1,6 +1,5 @@
 """``fldiag forgetting`` and ``fldiag drift`` as a user types them, on whole and on damaged runs."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -25,68 +24,6 @@ def copy(trained, tmp_path):
     return Path(
         shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("diagnostics"))
     )
-
-
-@pytest.mark.slow
-def test_the_account_and_its_rest(trained):
-    result = run("account", trained, "--k", 2, "--samples", 200, "--json")
-    answer = json.loads(result.stdout)
-    whole = [row for row in answer["rows"] if row.get("client") == "all"]
-    assert len(whole) == 1 and whole[0]["change"] == pytest.approx(
-        sum(whole[0][t] for t in ("linear", "quadratic", "rest")), abs=1e-6
-    )
-    assert (
-        Path(answer["paths"][-1]).name.startswith("account-")
-        and Path(answer["paths"][-1]).is_file()
-    )
-
-
-@pytest.mark.slow
-def test_drift_of_some_rounds(trained):
-    result = run(
-        "drift", trained, "--rounds", "2-3", "--rho", 0, "--rho", 1.5, "--no-representation"
-    )
-    frame = table(last(result))
-    assert (
-        set(frame["round"].dropna()) == {2, 3}
-        and set(frame["rho"].dropna()) >= {0.0, 1.5}
-        and "cka" not in set(frame.metric)
-    )
-
-
-@pytest.mark.slow
-def test_drift_says_what_training_recorded(trained, tmp_path):
-    few = ("--no-gradients", "--no-representation")
-    text = run("drift", trained, "--rounds", "4", *few).stdout
-    assert "means over the local steps" not in text
-    run(
-        "train",
-        "digits",
-        *SMALL,
-        "--set",
-        "checkpoint.clients=sampled",
-        "--set",
-        "metrics.steps=true",
-        "--set",
-        "metrics.proximal=l2",
-        "--out",
-        tmp_path / "run",
-    )
-    result = run("drift", tmp_path / "run", *few)
-    assert "means over the local steps" in result.stdout
-    frame = table(last(result))
-    steps = frame[(frame.estimator == "steps") & (frame.scope == "global")]
-    assert (
-        set(steps["round"]) == {1, 2, 3, 4}
-        and set(steps.metric) == {"cos_gu_gp", "proximal_loss"}
-        and set(steps.proximal) == {"l2"}
-    )
-    rows = json.loads(run("drift", tmp_path / "run", *few, "--json").stdout)["rows"]
-    proximal = [
-        row["proximal loss"] for row in rows if row["round"] == 2 and "proximal loss" in row
-    ]
-    of_steps = steps[(steps["round"] == 2) & (steps.metric == "proximal_loss")].value.iloc[0]
-    assert proximal[-1] == pytest.approx(float(of_steps))
 
 
 @pytest.mark.slow
@@ -136,12 +73,6 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
         and "Traceback" not in text
     )
     assert not (tmp_path / "bare" / "diagnostics").exists()
-
-
-def test_nothing_readable_is_one_complaint(copy):
-    for r in (1, 2, 3, 4):
-        (copy / "rounds" / f"000{r}.safetensors").write_bytes(b"")
-    assert "0004.safetensors" in run("forgetting", copy, code=1).stderr
 
 
 @pytest.mark.parametrize(

@@ -223,28 +223,3 @@ def test_it_stands_in_the_report(place, told):
     told("report", "run", "--out", "page")
     (page,) = (place / "page").glob("*.html")
     assert "stride" in page.read_text("utf-8")
-
-
-@pytest.mark.slow
-def test_it_is_a_question_of_a_figure(place):
-    script = """
-import fldiag
-from fldiag.runs.run import Run
-from fldiag_papers.study import SCALES, asked
-run = Run.open("run")
-for name, options in (("stride", {"scale": 3.0}), ("roughness", {})):
-    print(asked(SCALES["smoke"], run, name, options)["metric"].tolist())
-table = fldiag.diagnose(run, "roughness", power=1)
-print(type(fldiag.draw(table)).__name__)
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=place,
-        env=environment(place),
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stderr
-    assert (
-        "['roughness']" in found.stdout and "'stride'" in found.stdout and "Figure" in found.stdout
-    )

@@ -103,18 +103,6 @@ def test_eigenvectors_are_a_file_beside_the_table(own):
     assert "one checkpoint at a time" in refused.stderr
 
 
-@pytest.mark.slow
-def test_the_end_and_the_matrix_are_told_where_they_are_not_the_usual_ones(own):
-    rows = json.loads(
-        own("spectrum", "net", "--k", 2, "--which", "smallest", "--matrix", "ggn", "--json").stdout
-    )["rows"]
-    values = [r for r in rows if r["metric"] == "eigenvalue"]
-    assert [(r["which"], r["matrix"]) for r in values] == [("smallest", "ggn")] * 2
-    assert not any(r["metric"] == "eigenvalue_ratio" for r in rows)
-    usual = json.loads(own("spectrum", "net", "--k", 2, "--json").stdout)["rows"]
-    assert "which" not in usual[0] and "matrix" not in usual[0]
-
-
 @pytest.mark.parametrize("verb, more", [("spectrum", ["--k", 1]), ("landscape", [])])
 @pytest.mark.slow
 def test_frozen_parameters_are_said_to_count(own, verb, more):

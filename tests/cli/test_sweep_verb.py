@@ -1,7 +1,6 @@
 """sweep, runs, prune and list as they are typed."""
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -32,15 +31,12 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_ends_in_a_table_and_a_report(here):
+def test_a_sweep_ends_in_a_table(here):
     for verb in (
         ("sweep", "digits", "--over", "method.name=fedavg,scaffold", "--over", "seed=0,1"),
     ):
         result = run(*verb, *SHORT)
-        page = Path(last(result))
-        assert page.suffix == ".html" and page.is_file() and "4 runs" in result.stdout
-    (csv,) = (here / "checkpoints").glob("sweep-????????.csv")
-    frame = pd.read_csv(csv)
+    frame = pd.read_csv(last(result))
     assert frame["method.name"].tolist() == ["fedavg", "scaffold"] and frame["runs"].tolist() == [
         2,
         2,
@@ -53,9 +49,8 @@ def test_a_sweep_ends_in_a_table_and_a_report(here):
 def test_prune_deletes_after_a_yes(here):
     run("train", "digits", *SHORT, "--set", "method.name=scaffold", "--out", "r")
     state = here / "r" / "state" / "0001.safetensors"
-    assert "state/0001.safetensors" in run("prune", "r", "--dry-run").stdout and state.is_file()
-    run("prune", "r", code=1)  # nobody is there
-    assert state.is_file()
+    listed = run("prune", "r", code=1)  # nobody is there
+    assert "state/0001.safetensors" in listed.stdout and state.is_file()
     run("prune", "r", "--yes")
     assert not state.exists() and fldiag.load("r").checkpoint().state
 

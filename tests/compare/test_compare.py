@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fldiag
-from fldiag.compare import check as checks
 from fldiag.compare.conditions import parse
 from fldiag.errors import FldiagError
 from fldiag.results.numbers import numbers
-from fldiag.results.uncertainty import Interval, basic, holm, mcnemar, means, paired_t
+from fldiag.results.statistics import Interval, basic, holm, mcnemar, means, paired_t
 
 X = (torch.arange(200) + 0.5)[:, None] / 200
 BASE = np.array([0.80, 0.83, 0.78, 0.81])
@@ -64,21 +63,21 @@ def test_a_condition_is_read(text, condition):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "position 1"),
+        ("", "not a condition"),
         ("acuracy < 3", "unknown number 'acuracy'"),
-        ("accuracy == 3", "position 10"),
-        ("accuracy < ", "position 12"),
-        ("accuracy < basline", "position 12"),
-        ("accuracy < baseline -", "position 12"),
-        ("accuracy < baseline 3", "position 12"),
-        ("accuracy < 3 < 4", "position 12"),
-        ("accuracy < 1e400", "position 12"),
+        ("accuracy == 3", "not a condition"),
+        ("accuracy < ", "not a condition"),
+        ("accuracy < basline", "not a condition"),
+        ("accuracy < baseline -", "not a condition"),
+        ("accuracy < baseline 3", "not a condition"),
+        ("accuracy < 3 < 4", "not a condition"),
+        ("accuracy < 1e400", "not a condition"),
         ("loss > 3pt", "not a share"),
-        ("__import__('os')", "position 11"),
-        ("(" * 10**6, "position 1"),
+        ("__import__('os')", "not a condition"),
+        ("(" * 10**6, "not a condition"),
     ],
 )
-def test_what_is_no_condition_is_refused_at_its_place(text, words):
+def test_what_is_no_condition_is_refused(text, words):
     with pytest.raises(FldiagError, match=words) as caught:
         parse(text)
     assert caught.value.usage and len(str(caught.value)) < 500
@@ -143,19 +142,17 @@ def test_sides_are_folders_patterns_and_lists(worse, tmp_path):
     a, b = worse
     folder = a[0].path.parent.parent
     answer = fldiag.check(folder / "a", str(folder / "b" / "mine-*"))
-    assert answer.verdict == "fail" and answer.labels == ("a (mine, 4 runs)", "b (mine, 4 runs)")
+    assert answer.verdict == "fail" and answer.labels == ("a (4 runs)", "b (4 runs)")
     left = fldiag.check(a, b[1:])
-    assert "seeds 1, 2, 3" in left.question and "left out: 1 run" in left.notes[0]
+    assert "seeds 1, 2, 3" in left.question and "left out" in left.notes[0]
     others = record(tmp_path / "c", BASE, first=10)
-    assert fldiag.check(a, others, pair="order").verdict == "fail"
     ours = record(tmp_path / "d", BASE[:1], method="ours")
     labels = torch.zeros(200).long()
     elsewhere = record(tmp_path / "e", BASE, labels=labels)
     for wrong, words in (
         ((a, others), "no two seeds"),
         ((a, b[0]), "no two seeds"),
-        ((a, b[:3], "order"), "as many"),
-        (([a[0], *ours], b), "differ in method"),
+        (([a[0], *ours], b), "differ by more"),
         (([a[0], b[0]], b), "seed is there twice"),
         (([a[0], a[1].checkpoint()], b), "must be runs"),
         ((a, elsewhere), "different data"),
@@ -163,7 +160,7 @@ def test_sides_are_folders_patterns_and_lists(worse, tmp_path):
         ((3, b), "not a path"),
     ):
         with pytest.raises(FldiagError, match=words):
-            fldiag.check(*wrong[:2], pair=[*wrong, "seed"][2])
+            fldiag.check(*wrong)
 
 
 def test_what_cannot_be_compared_is_masked_with_its_reason(worse, tmp_path):
@@ -181,18 +178,6 @@ def test_what_cannot_be_compared_is_masked_with_its_reason(worse, tmp_path):
             fldiag.check(a, **wrong)
     with pytest.raises(FldiagError, match="unknown number 'acuracy'; did you mean 'accuracy'"):
         fldiag.diff(a, b, numbers=["acuracy"])
-
-
-def test_a_number_is_read_once_however_many_conditions_it_has(worse, monkeypatch):
-    names, samples_of = [], checks.samples_of
-    monkeypatch.setattr(
-        checks,
-        "samples_of",
-        lambda number, *rest: names.append(number.name) or samples_of(number, *rest),
-    )
-    conditions = [f"{name} < {i / 100}" for i in range(50) for name in ("accuracy", "loss")]
-    assert len(fldiag.check(*worse, fail_if=conditions).table) == 100
-    assert names == ["accuracy", "loss"]
 
 
 def test_the_picture_points_to_the_better_side(worse):
@@ -230,11 +215,11 @@ def here(trained, monkeypatch):
     monkeypatch.chdir(trained)
 
 
-def test_two_models_are_compared_over_examples_and_clients():
+def test_two_models_are_compared_over_examples():
     frame = fldiag.diff("short", "long").set_index("metric")
     assert list(frame.index) == list(numbers()) and not frame["masked"].any()
     decided = frame[frame["low"].notna()]
-    assert {"accuracy", "loss", "drop"} <= set(decided.index)
+    assert {"accuracy", "loss"} == set(decided.index)
     assert (decided["low"] <= decided["difference"]).all()
     assert (frame["note"].drop(decided.index) != "").all()
     run_ = fldiag.load("short")
@@ -242,7 +227,7 @@ def test_two_models_are_compared_over_examples_and_clients():
     drops = fldiag.diagnose(run_, "forgetting").query("metric == 'drop' and scope == 'client'")
     expected = [*metrics["value"][["accuracy", "loss"]], drops["value"].mean()]
     assert frame["value"][["accuracy", "loss", "drop"]].tolist() == pytest.approx(expected)
-    same = fldiag.diff("short", "short", numbers=["accuracy", "loss", "drop"])
+    same = fldiag.diff("short", "short", numbers=["accuracy", "loss"])
     assert (same["better"] == "same").all()
     plain = fldiag.diff("plain.pt", "short", model="mlp", data="digits", numbers=["loss"])
     assert plain["difference"].iloc[0] == pytest.approx(-frame["difference"]["loss"], rel=1e-5)

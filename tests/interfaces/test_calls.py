@@ -73,7 +73,7 @@ CALLS = [
     ("matching CKPT", 2, "run"),
     ("check", 2, "argument"),
     ("check CKPT nowhere", 2, "nowhere"),
-    ("check CKPT --fail-if 'accuracy < basline'", 2, "12"),
+    ("check CKPT --fail-if 'accuracy < basline'", 2, "basline"),
     (f"{SIDES} 'accuracy < 1e400'", 2, "1e400"),
     (f"{SIDES} 'acuracy < 1'", 2, "accuracy"),
     ("check RUN OTHER --level nan", 2, "between 0 and 1"),

@@ -12,7 +12,7 @@ from fldiag.errors import FldiagError
 from fldiag.user_code import check, consent, load_user
 
 
-@pytest.mark.parametrize("kind", ["methods", "models", "diagnostics"])
+@pytest.mark.parametrize("kind", names.KINDS)
 def test_names_read_from_the_sources_are_those_registered(kind):
     entries = getattr(registry, kind[:-1])
     own = [n for n in entries.names() if entries.get(n).build.__module__.startswith("fldiag.")]

@@ -18,6 +18,7 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+import fldiag
 from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.plotting import shapes, style, words
@@ -207,6 +208,13 @@ def test_a_table_that_does_not_fit_is_one_sentence():
     ):
         with pytest.raises(FldiagError, match=text):
             call()
+
+
+@pytest.mark.parametrize("name", ["matching", "forgetting", "drift", "lora", "personalise"])
+def test_a_table_of_something_else_is_one_sentence(name):
+    rows = table([{"metric": "loss", "value": 1, "run": "a"}])
+    with pytest.raises(FldiagError, match=f"has not what the picture of '{name}' shows"):
+        fldiag.draw(rows, name=name)
 
 
 # Print

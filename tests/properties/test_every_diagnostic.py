@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.collections import LineCollection, PathCollection, QuadMesh
 from reference import typed
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -56,7 +56,10 @@ def drawn(figure):
             if isinstance(group, PathCollection):
                 yield group.get_offsets()
             elif isinstance(group, LineCollection):
-                yield from group.get_segments()
+                yield from (piece for piece in group.get_segments() if len(piece))
+            elif isinstance(group, QuadMesh) and ax.get_xlabel():  # cells, not their colour bar
+                cells = np.ma.filled(group.get_array().astype(float), np.nan)
+                yield np.repeat(np.ravel(cells), 2).reshape(-1, 2)
 
 
 @pytest.mark.parametrize("name", registry.diagnostic.names())

@@ -31,7 +31,7 @@ GIVEN = {
     "diff": "RUN OTHER",
     "report": "RUN OTHER",
     "runs": "RUNS",
-    "prune": "RUN --dry-run",
+    "prune": "RUN",
     "convert": "received OUT-TIME --pattern r{round}_c{client}.pt --model mlp --data DATA",
     "export": "RUN --to tensorboard",
 }

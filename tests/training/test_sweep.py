@@ -27,13 +27,14 @@ def test_every_method_gets_what_the_preset_says_of_it(tmp_path):
 
 
 def test_the_table_has_mean_and_deviation_of_the_runs_that_did_not_diverge(tmp_path):
-    over = {"train.lr": [0.1, 1e30], "seed": [0, 1]}
-    runs = fldiag.sweep(config(rounds=2), over, out=tmp_path)
+    over = {"train.lr": [0.1, 300.0], "seed": [0, 1]}
+    runs = fldiag.sweep(config(rounds=6), over, out=tmp_path)
+    assert runs[2].status == "diverged" and runs[2].done  # after rounds with numbers
     table = sweep.table(runs, over)
     last = [
-        r.metrics.query("round == 2 and metric == 'accuracy'")["value"].item() for r in runs[:2]
+        r.metrics.query("round == 6 and metric == 'accuracy'")["value"].item() for r in runs[:2]
     ]
-    assert list(table["train.lr"]) == ["0.1", "1e+30"] and list(table["diverged"]) == [0, 2]
+    assert list(table["train.lr"]) == ["0.1", "300.0"] and list(table["diverged"]) == [0, 2]
     first = table.iloc[0]
     assert first["accuracy"] == pytest.approx(sum(last) / 2)
     assert first["accuracy_std"] == pytest.approx(abs(last[0] - last[1]) / 2**0.5)

@@ -17,7 +17,6 @@ GROUND = {
     "execution",
     "device",
     "config",
-    "config_files",
     "sections",
     "names",
     "seeding",
@@ -50,9 +49,7 @@ MAY = {
     "losses": {"errors", "seeding", "params", "choices"},
     "registry": {"errors", "results"},
     "execution": {"errors", "version", "device"},
-    "config_files": {"errors"},
     "config": {
-        "config_files",
         "errors",
         "names",
         "minilm",

@@ -14,9 +14,8 @@ from fldiag.diagnosis.diagnose import diagnose, identity
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
 from fldiag.results.provenance import digest
-from fldiag.results.standing import standing
 from fldiag.results.store import get_table, put_table
-from fldiag.results.summary import Note
+from fldiag.results.summary import Note, standing
 from fldiag.results.table import table
 
 KEY = "0123456789abcdef"

@@ -7,7 +7,6 @@ from helpers import classification, close, config, play
 from torch import nn
 from torch.nn import functional as F
 
-from fldiag.errors import FldiagError
 from fldiag.parts.ensemble import confidence, confident, confident_official, mean
 from fldiag.seeding import torch_rng
 from fldiag.training.server import Federation
@@ -175,11 +174,3 @@ def test_the_released_code_weighs_by_the_variance_over_examples_and_sums():
     assert torch.equal(
         confident_official(torch.ones_like(z)), torch.full((9, 5), 4.0, dtype=torch.float64)
     )
-
-
-@pytest.mark.parametrize("method", ["feddf", "fedet", "fedproj"])
-def test_batch_norm_cannot_learn_from_one_public_input(method):
-    with pytest.raises(FldiagError, match="or one, for batch-norm"):
-        build(method, module=batch_norm_net(), public=PUBLIC[:1])
-    build(method, public=PUBLIC[:1])
-    build("fedavg", module=batch_norm_net(), public=PUBLIC[:1])

@@ -124,7 +124,9 @@ def test_batch_norm_goes_along_the_path_and_a_model_is_no_way_from_itself():
     with torch.no_grad():
         expected = float(cross_entropy(middle(x), y))
     assert values(frame, "loss").tolist() == pytest.approx([a.loss()[0], expected, b.loss()[0]])
-    assert values(frame, "accuracy")[::2].tolist() == [p.scores().accuracy for p in (a, b)]
+    assert values(frame, "accuracy")[::2].tolist() == [
+        float(p.scores().right.mean()) for p in (a, b)
+    ]
     assert set(only(frame, metric="barrier")["buffers"]) == {"interpolated"}
     itself = fldiag.diagnose([a, a.at(a.w, a.buffers, name="again")], "paths", points=5)
     assert number(itself, "barrier") == number(itself, "distance") == 0

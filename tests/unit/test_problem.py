@@ -315,3 +315,22 @@ def test_residuals_hold_the_rounding_of_products():
     values = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
     pairs = lanczos(lambda v: values * v, 3, 2, noise=1e-3)
     assert ((pairs.residuals > 1e-4) & (pairs.residuals <= 3e-4)).all()
+
+
+def test_exact_diagonals_of_losses_that_are_not_convex_in_the_outputs():
+    def loss(z, y):
+        return (z.sin() - F.one_hot(y, 3)).square().sum(1).mean()
+
+    p = fldiag.Problem(
+        mlp(nn.ReLU).double(), loss, (3 * X.double(), Y), dtype=torch.float64, memory=2**20
+    )
+    result = diagonal(p)
+    assert result.is_exact() and float(p.dense().diagonal().min()) < 0
+    torch.testing.assert_close(result.vector(), p.dense().diagonal())
+
+
+def test_ignored_classes_have_no_part_in_the_accuracy():
+    net, loss = mlp(), functools.partial(F.cross_entropy, ignore_index=1)
+    right = fldiag.Problem(net, loss, (X, Y)).scores().right
+    expected = (net(X).argmax(1) == Y)[Y != 1].double().mean()
+    assert float(right.mean()) == pytest.approx(float(expected))

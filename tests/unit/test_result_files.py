@@ -51,12 +51,6 @@ def test_a_csv_that_was_changed_is_refused(tmp_path):
             files.read_csv_bytes(csv, about)
 
 
-@pytest.mark.parametrize("about", [{}, {"table": None}, {"table": "x"}, {"table": {}}])
-def test_a_table_of_an_earlier_version_is_taken_as_it_is(tmp_path, about):
-    (tmp_path / "a.csv").write_text("metric,value\nloss,1\n")
-    assert files.read_csv_bytes(tmp_path / "a.csv", about) == b"metric,value\nloss,1\n"
-
-
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     files.write_text(tmp_path / "a.txt", "old")
 
@@ -71,24 +65,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         with pytest.raises(FldiagError, match="No space left"):
             write()
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("a.txt", "old")]
-
-
-def test_a_write_that_fails_does_not_say_what_failed_before_it(tmp_path):
-    def broken(_):
-        raise RuntimeError("unexpected position")
-
-    def broken_by_the_disk(_):
-        try:
-            raise OSError(28, "No space left on device")
-        except OSError:
-            broken(_)
-
-    for writer, said in ((broken, "unexpected position"), (broken_by_the_disk, "No space left")):
-        try:
-            raise FileNotFoundError("nothing was there before")
-        except OSError:
-            with pytest.raises(FldiagError, match=said):
-                files.write_atomic(tmp_path / "a", writer)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fldiag.results import files, select, store
-from fldiag.results.select import WHOLE, last_round, number, only, rounds, spread, spread_rounds
+from fldiag.results.select import WHOLE, last_round, number, only, rounds, spread
 from fldiag.results.table import table
 
 METRICS, LAYERS = ["loss", "trace", "eigenvalue"], ["conv1", "head"]
@@ -104,7 +104,7 @@ def test_rounds_are_in_order_each_once(found, metric, most):
         assert rounds(frame, metric) == there and last_round(frame, metric) == max(
             there, default=None
         )
-        some = spread_rounds(frame, metric, most)
+        some = spread(rounds(frame, metric), most)
         assert (
             set(some) <= set(there) and some == sorted(some) and len(some) == min(len(there), most)
         )

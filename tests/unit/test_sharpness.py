@@ -56,11 +56,12 @@ def symmetric(n, seed):
 
 @pytest.mark.parametrize("rho", [0.1, 1.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_worst_case_of_a_quadratic_is_the_trust_region_value(seed, rho):
+def test_the_worst_case_of_a_quadratic_is_the_trust_region_value(seed, rho, monkeypatch):
     """At a stationary point rho^2 / 2 times the largest eigenvalue of T H T."""
     rng = np.random.default_rng(seed)
     w, b, hessian = rng.normal(size=5), rng.normal(size=5), symmetric(5, seed)
-    options = {"steps": 400, "tol": 1e-10, "seed": seed}
+    options = {"steps": 400, "seed": seed}
+    monkeypatch.setattr("fldiag.diagnostics.sharpness.TOL", 1e-10)
     for problem_scale, scale in ((np.abs(w), adaptive_scale), (np.ones(5), torch.ones_like)):
         matrix = np.diag(problem_scale) @ hessian @ np.diag(problem_scale)
         for slope, expected in (
@@ -179,7 +180,7 @@ def test_an_overflow_within_the_radius_is_masked(overflow):
     frame = sharpness(problem, rho=100.0, deviation=100.0).set_index("metric")
     for metric in ("adaptive_sharpness", "adaptive_average"):
         assert frame.loc[metric, "masked"] and "not finite" in frame.loc[metric, "note"]
-    assert any("overflows" in item.text for item in [*summary(frame.reset_index(), {})][1:])
+    assert any("not finite" in item.text for item in [*summary(frame.reset_index(), {})][1:])
 
 
 def test_picture_and_summary_show_the_numbers():
