@@ -114,13 +114,12 @@ def collect(paths: Sequence[str | Path]) -> list[RunTables]:
 
 def read_metrics(run: RunTables) -> None:
     """Fill in what training wrote."""
-    if run.run.metrics.empty:
-        return
     try:
         metrics = pd.DataFrame(check(run.run.metrics))
     except Exception as error:  # whatever is wrong with a file, the report shows the others
         run.remarks.append(f"its metrics are not shown: {reason(error)}")
-    else:
+        return
+    if len(metrics):
         content = csv_text(metrics).encode()
         run.tables["metrics"] = StoredTable("metrics.csv", content, metrics, {})
 
@@ -156,7 +155,7 @@ def checkpoints_of(about: Mapping[str, Any]) -> Iterator[str]:
     for key, value in about.get("checkpoints", {}).items():
         if isinstance(value, Mapping):
             yield value["sha256"]
-        elif key.isdecimal():  # a round of the run
+        elif key.startswith("rounds/"):
             yield value
 
 

@@ -158,7 +158,10 @@ def edit_json(file, **changes):
         (lambda file: file.with_suffix(".csv").write_text("a,b\n1,2\n"), "not the table"),
         (lambda file: file.with_suffix(".csv").unlink(), "No such file"),
         (lambda file: file.write_text("{"), "JSONDecodeError"),
-        (lambda file: edit_json(file, checkpoints={"2": "f" * 64}), "of checkpoints that"),
+        (
+            lambda file: edit_json(file, checkpoints={"rounds/0002.safetensors": "f" * 64}),
+            "of checkpoints that",
+        ),
         (lambda file: edit_json(file, checkpoints=3), "AttributeError"),
         (lambda file: edit_json(file, diagnostic="other"), "no diagnostic 'other'"),
         (lambda file: edit_json(file, diagnostic=["x"]), "TypeError"),
@@ -225,6 +228,6 @@ def test_the_verb_computes_what_is_named(copy, paths, tmp_path):
     assert "sharpness" in file.read_text("utf-8") and list(file.parent.glob("sharpness-*.csv"))
     assert run("report", *paths, "--out", tmp_path).stdout.strip().endswith(".html")
     bare = train(tmp_path / "bare", checkpoint__clients="none")
-    assert "no forgetting" in run("report", bare, "--compute", "forgetting").stderr
+    assert "no drift" in run("report", bare, "--compute", "drift").stderr
     for words in ([copy, copy], [copy, "--compute", "sharpnes"], [tmp_path]):
         run("report", *words, code=2)
