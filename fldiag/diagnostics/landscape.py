@@ -292,7 +292,7 @@ def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, sca
     levels = np.linspace(scale.low, scale.high, 21)
     filled = ax.contourf(fine, fine, z, levels=levels, cmap=style.COLORMAP)
     thin: dict[str, Any] = {"colors": "white", "linestyles": "solid", "linewidths": 0.3}
-    ax.contour(fine, fine, z, levels=levels, **thin, alpha=0.7)
+    ax.contour(fine, fine, z, levels=levels[1:], **thin, alpha=0.7)
     way, models = (
         only(grid.rows, metric=metric).sort_values("index")[["x", "y"]].to_numpy(float)
         for metric in ("trajectory", "point")
