@@ -185,6 +185,7 @@ GONE = [
     "landscape interpolation_error",
     "lora rank_energy",
     "matching curvature_share",
+    "matching diagonal_error",  # standard errors say it
     "matching *angle*",
 ]
 

@@ -20,7 +20,7 @@ from fldiag.diagnosis import diagnose as diagnosis
 from fldiag.diagnosis.options import ProblemOptions
 from fldiag.diagnosis.subjects import Target, load
 from fldiag.errors import FldiagError
-from fldiag.plotting import sheet
+from fldiag.plotting import style
 from fldiag.registry import Progress
 from fldiag.results.progress import progress_bar, shell
 from fldiag.results.standing import standing
@@ -202,7 +202,7 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
     drawings: Mapping[str, registry.Draw] = (
         {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
     )
-    with sheet.use_sheet(width):
+    with style.use_sheet(width):
         figure: Figure | None = drawings[""](table) if "" in drawings else None
     if figure is None:
         raise FldiagError(f"this table of {of!r} has no picture", "see its rows", usage=True)

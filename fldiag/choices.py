@@ -18,30 +18,12 @@ Strength = Literal["adaptive", "fixed"]
 #: Over what Lambda is normalised; ``dim0`` is the released code's reading.
 Rule = Literal["layer", "tensor", "dim0"]
 
-# of a trace or a diagonal
-Per = Annotated[
-    Literal["layer", "tensor"], Field(description="Report the parts by layer or by tensor.")
-]
-Estimate = Annotated[
-    Literal["auto", "exact", "hutchinson"],
-    Field(
-        description="How the diagonal is computed: auto, exact or "
-        "hutchinson (estimated with random vectors)."
-    ),
-]
+# of an estimated trace or diagonal
 Rtol = Annotated[
     float, Field(gt=0, lt=1, description="Allowed relative standard error of an estimate.")
 ]
 Products = Annotated[
     int, Field(ge=2, description="Maximum number of Hessian-vector products for an estimate.")
-]
-Deflated = Annotated[
-    int,
-    Field(
-        ge=0,
-        description="How many of these products build a subspace that is treated exactly; the "
-        "others are random probes.",
-    ),
 ]
 #: Which examples a client is tested on: test examples in its class mixture, all of its classes, or its own training examples.
 ClientSlice = Literal["test", "own", "train"]

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
@@ -34,10 +34,15 @@ from fldiag.sections import (
     TrainSection,
 )
 
+if TYPE_CHECKING:
+    from fldiag.runs.run import Run
+
 #: Of a section whose other keys depend on what is chosen, the key that chooses.
 MAIN_KEYS = {"method": "name", "model": "name", "partition": "kind"}
 #: What decides no number: the name, where data lie, and what the checkpoints hold.
 NEUTRAL: Any = {"name": True, "checkpoint": True, "data": {"root"}}
+#: Sections in which runs may differ that are compared as one.
+NO_RECIPE = ("name", "checkpoint", "seed", "metrics")
 
 
 class Config(ConfigSection):
@@ -92,10 +97,8 @@ class Config(ConfigSection):
             shared = registry.method.get(method["name"]).meta["model"]
             model |= {key: method[key] for key in shared}
         if ":" not in str(model["name"]):
-            entry = registry.model.get(str(model["name"]))
-            options = entry.options.model_fields
-            data = dict(tree.get("data", {}))
-            if "vocabulary" in options:
+            entry, data = registry.model.get(str(model["name"])), dict(tree.get("data", {}))
+            if "vocabulary" in entry.options.model_fields:
                 size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
                 model.setdefault("vocabulary", size or VOCABULARY)
             if model["name"] == "minilm" and data.get("tokenizer") != "minilm":
@@ -259,25 +262,20 @@ def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) 
     return build(tree, {**keys, **overrides})
 
 
-def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
+def of_run(run: Run, overrides: Mapping[str, Any]) -> Config:
     """A config with the data, model and partition of a trained or recorded run, to train another method in its federation.
 
     Args:
-        folder: of the run.
+        run: with the consent to import the code that it names, where it names any.
         overrides: dotted key -> value. Everything else has its default.
-        allow_code: user code that the run names and that may be imported.
 
     Raises:
-        FldiagError: no run, or one that does not say which data, model or partition it has.
+        FldiagError: a run that does not say which data or model it has.
     """
-    try:
-        stored = json.loads((folder / "run.json").read_text("utf-8"))["config"]
-        total = stored["clients"]["total"]
-        tree = {key: dict(stored.get(key, {})) for key in ("method", "data", "model", "partition")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FldiagError(f"{folder} is not a run ({type(error).__name__})", usage=True) from None
+    stored, folder = run.about["config"], run.path
+    tree = {key: dict(stored.get(key, {})) for key in ("method", "data", "model", "partition")}
     _drop_method(tree)
-    if tree["data"].get("name") in (None, "npz:data.npz") and (folder / "data.npz").is_file():
+    if "data.npz" in run.files:
         tree["data"]["name"] = f"npz:{folder / 'data.npz'}"
     for name in ("data", "model"):
         if not tree[name].get("name") and f"{name}.name" not in overrides:
@@ -288,22 +286,18 @@ def of_run(folder: Path, overrides: Mapping[str, Any], allow_code: Iterable[str]
             )
     if tree["partition"].get("kind", "file") not in PARTITION_OPTIONS.keys() - {"file"}:
         tree["partition"] = {"kind": "file", "path": str(folder / "partition.npz")}
+    total = stored["clients"]["total"]
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
     config = build({**tree, "clients": clients, "name": folder.name}, overrides)
-    code = [*allow_code, *user_code.names(overrides).values()]
-    return Config.from_stored(config.model_dump(), code)
+    return Config.from_stored(
+        config.model_dump(), run.allow_code.union(user_code.names(overrides).values())
+    )
 
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Everything of a stored config but the seed and what leaves the numbers as they are."""
-    neutral = NEUTRAL | {"seed": True, "metrics": True}
-    return {
-        name: {key: v for key, v in section.items() if key not in neutral.get(name, ())}
-        if isinstance(section, Mapping)
-        else section
-        for name, section in tree.items()
-        if neutral.get(name) is not True
-    }
+    data = {key: value for key, value in tree.get("data", {}).items() if key != "root"}
+    return {k: v for k, v in tree.items() if k not in NO_RECIPE} | {"data": data}
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -319,12 +313,10 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _read(source: str | Path) -> dict[str, Any]:
     """A TOML file or, of that name, a preset."""
-    texts = names.preset_texts()
-    name = str(source).removeprefix("presets/").removesuffix(".toml")
-    is_file = os.path.isfile(source)
-    if not is_file and name not in texts:
+    texts, is_file = names.preset_texts(), os.path.isfile(source)
+    if not is_file and source not in texts:
         raise unknown("preset", str(source), texts)
     try:
-        return tomllib.loads(Path(source).read_text("utf-8") if is_file else texts[name])
+        return tomllib.loads(Path(source).read_text("utf-8") if is_file else texts[str(source)])
     except (OSError, ValueError, RecursionError) as error:
         raise FldiagError(f"{source} is not valid TOML: {error}", usage=True) from None

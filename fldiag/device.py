@@ -11,8 +11,6 @@ from typing import Any
 
 from fldiag.errors import FldiagError, nearest
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-
 
 def device_of(name: Any, dtype: Any = None) -> str:
     """The device that is meant, once it is sure that it is there.
@@ -33,28 +31,19 @@ def device_of(name: Any, dtype: Any = None) -> str:
         return text
     import torch  # only here: the command line names devices without it
 
-    kind, _, number = text.partition(":")
-    if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
-        raise FldiagError(
-            f"unknown device {text!r}", f"{nearest(text, DEVICES)}, cuda:N", usage=True
-        )
-    is_available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
+    counts = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
     }
-    if kind == "auto":
-        return "cuda" if is_available["cuda"] else "cpu"
-    if not is_available[kind]:
-        raise FldiagError(
-            f"no {kind.upper()} device is available", "use the device cpu, or auto", usage=True
-        )
-    if number and int(number) >= torch.cuda.device_count():
-        raise FldiagError(
-            f"there is no device {text!r}",
-            f"there are {torch.cuda.device_count()} CUDA devices",
-            usage=True,
-        )
+    if text == "auto":
+        return "cuda" if counts["cuda"] else "cpu"
+    kind, _, number = text.partition(":")
+    if kind not in counts or not (number or "0").isdecimal():
+        known = f"{nearest(text, ('auto', *counts))}, cuda:N"
+        raise FldiagError(f"unknown device {text!r}", known, usage=True)
+    if int(number or 0) >= counts[kind]:
+        raise FldiagError(f"there is no device {text!r}", "use the device cpu, or auto", usage=True)
     if kind == "mps" and dtype == torch.float64:
         raise FldiagError("mps has no float64", "use precision fp32, or the device cpu", usage=True)
     return text

@@ -29,15 +29,6 @@ class FldiagError(Exception):
         super().__init__(f"{what}; {remedy}" if remedy else what)
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Also PyTorch's: a RuntimeError of its own for the memory of processors, another for that of accelerators."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "allocate memory" in str(error)
-    )
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """``did you mean 'x'?`` or else the valid names: the tail of every unknown-name message."""
     folded = {n.casefold(): n for n in sorted(names)}

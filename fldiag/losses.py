@@ -64,21 +64,6 @@ def per_example(outputs: Tensor, y: Tensor) -> Tensor:
         ) from None
 
 
-def of_examples(values: Tensor, y: Tensor, leading: int = 1) -> Tensor:
-    """Losses of examples, of such of their positions: the mean over all axes after the ``leading`` ones, without the positions
-    whose label in ``y`` is ``IGNORED``."""
-    if values.ndim == leading:
-        return values
-    counted = (y != IGNORED).flatten(leading).sum(-1).clamp(min=1)
-    return values.flatten(leading).sum(-1) / counted
-
-
-def of_positions(outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-    """The mean cross entropy of each example's positions, outputs [n, ..., C] and labels [n, ...] -> [n], or its mean."""
-    values = of_examples(per_example(outputs, y), y)
-    return values if reduction == "none" else values.mean()
-
-
 def predicted(outputs: Tensor) -> Tensor:
     """The label [...] of the largest of outputs [..., C]; of one output, the logit of label 1: whether it is above 0."""
     return (outputs.squeeze(-1) > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
@@ -101,11 +86,8 @@ def half_squared_error(
     return errors if reduction == "none" else errors.mean()
 
 
-def criterion(regression: bool, dense: bool = False) -> Callable[..., Tensor]:
-    """The loss that training minimises as a function (outputs, y) in the manner of torch's: a mean by default. ``dense``: of
-    labels of positions."""
-    if dense:
-        return of_positions
+def criterion(regression: bool) -> Callable[..., Tensor]:
+    """The loss that training minimises as a function (outputs, y) in the manner of torch's: a mean by default."""
     return half_squared_error if regression else F.cross_entropy
 
 

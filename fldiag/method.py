@@ -89,15 +89,6 @@ class Neighbours:
     scale: float = 1.0
     logits: bool = False  # mix with the model's raw logits, as the released code does
 
-    @property
-    def described(self) -> str:
-        """What votes, in words."""
-        return (
-            f"the {self.k} nearest of at most {self.capacity:,} training examples of the client itself, by the features "
-            f"before the head, with weight {self.weight:g}, and the model's {'logits' if self.logits else 'probabilities'} "
-            f"with {1 - self.weight:g}"
-        )
-
 
 class Part:
     """A piece of a method: inherit, and override the slots you fill. State is declared by the initial values you return.

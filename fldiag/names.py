@@ -13,13 +13,8 @@ from typing import Any
 from fldiag.errors import unknown
 from fldiag.registry import entry_points, load_entry_point, package
 
-#: Kind, as ``fldiag list`` and ``fldiag.catalogue`` name it -> name of its registry, and the folders of its files.
-KINDS = {
-    "methods": ("method", "methods"),
-    "models": ("model", "models"),
-    "datasets": ("dataset", "data"),
-    "diagnostics": ("diagnostic", "diagnostics"),
-}
+#: What is registered, as ``fldiag list`` and ``fldiag.catalogue`` name it. The name without s is the registry's.
+KINDS = ("methods", "models", "datasets", "diagnostics")
 #: Diagnostics without a verb of their own: flags of ``spectrum`` ask for them.
 FLAGS = ("trace", "diagonal", "density")
 
@@ -60,9 +55,9 @@ def of(kind: str) -> dict[str, str]:
 @cache
 def built_in(kind: str) -> dict[str, Item]:
     """What the source files register, by name."""
-    registry, folder = KINDS[kind]
-    files = sorted((Path(__file__).parent / folder).rglob("*.py"))
-    return dict(item for path in files for item in _registered(path, registry))
+    folder = Path(__file__).parent / ("data" if kind == "datasets" else kind)
+    files = sorted(folder.rglob("*.py"))
+    return dict(item for path in files for item in _registered(path, kind[:-1]))
 
 
 @cache
@@ -77,21 +72,12 @@ def _registered(path: Path, registry: str) -> Iterator[tuple[str, Item]]:
     node: Any
     for node in ast.parse(path.read_text("utf-8")).body:
         for call in getattr(node, "decorator_list", []):
-            if _last(getattr(call, "func", call)) == registry:
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(registry):
                 on = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "on"]
                 summary = (ast.get_docstring(node) or "").split("\n")[0]
-                yield call.args[0].value, Item(summary, *on)
-        if registry == "dataset" and "SETS" in map(_last, _targets(node)):
+                yield ast.literal_eval(call.args[0]), Item(summary, *on)
+        targets = getattr(node, "targets", [])
+        if [getattr(target, "id", "") for target in targets] == ["SETS"]:
             for key, value in zip(node.value.keys, node.value.values, strict=True):
                 texts = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant)]
                 yield key.value, Item(str(texts[0]))
-
-
-def _targets(node: ast.AST) -> list[ast.AST]:
-    """What a statement assigns to."""
-    return getattr(node, "targets", [getattr(node, "target", node)])
-
-
-def _last(node: ast.AST) -> str:
-    """``registry.method`` and ``method`` -> "method"."""
-    return str(getattr(node, "attr", getattr(node, "id", "")))

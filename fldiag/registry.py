@@ -186,14 +186,9 @@ class Registry(Generic[E]):
         Args:
             name: that users write; an entry point of another package has the same.
             **meta: what the entry says besides: of a diagnostic the fields of ``Diagnostic``.
-
-        Raises:
-            FldiagError: a function of another module is registered under this name.
         """
 
         def register(build: Callable[..., Any]) -> Callable[..., Any]:
-            if name in self.entries and self.entries[name].build.__module__ != build.__module__:
-                raise FldiagError(f"{self.kind} {name!r} is registered twice")
             self.entries[name] = self._entry(self.kind, name, build, self.arguments, **meta)
             return build
 
@@ -205,29 +200,26 @@ class Registry(Generic[E]):
         entry = same[0] if same else self._entry(self.kind, name, build, self.arguments)
         return self.entries.setdefault(name, dataclasses.replace(entry, name=name))
 
-    def plugins(self) -> dict[str, EntryPoint]:
+    def _points(self) -> dict[str, EntryPoint]:
         """What other packages bring, by name; nothing is imported."""
         return entry_points(f"fldiag.{self.kind}s")
 
     def names(self) -> list[str]:
         """All there are, sorted; those of other packages are not imported."""
         self._import("")
-        return sorted({*self.entries, *self.plugins()})
+        return sorted({*self.entries, *self._points()})
 
     def get(self, name: str) -> E:
         """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
-        if name not in self:
-            raise unknown(self.kind, name, self.names())
+        if name in self and name not in self.entries:
+            load_entry_point(self._points()[name], self.kind)
         if name not in self.entries:
-            point = self.plugins()[name]
-            load_entry_point(point, self.kind)
-            if name not in self.entries:
-                raise unusable(point, self.kind, FldiagError("it registers another name"))
+            raise unknown(self.kind, name, self.names())
         return self.entries[name]
 
     def __contains__(self, name: str) -> bool:
         self._import(name)
-        return name in self.entries or name in self.plugins()
+        return name in self.entries or name in self._points()
 
     def _import(self, name: str) -> None:
         """Import the file of fldiag's own that has the entry's name, if there is one; else all of them."""
@@ -281,16 +273,10 @@ def load_entry_point(point: EntryPoint, kind: str) -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as cause:  # somebody else's module can raise anything
-        raise unusable(point, kind, cause) from cause
-
-
-def unusable(point: EntryPoint, kind: str, cause: BaseException) -> FldiagError:
-    """The message about what another package brings and cannot be used."""
-    why = str(cause) if isinstance(cause, FldiagError) else error_text(cause)
-    return FldiagError(
-        f"the {kind} {point.name!r} of the package {package(point)} cannot be used ({why})",
-        "fix or remove that package",
-    )
+        raise FldiagError(
+            f"the {kind} {point.name!r} of the package {package(point)} cannot be used ({error_text(cause)})",
+            "fix or remove that package",
+        ) from cause
 
 
 def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> DataFrame:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-from fldiag.errors import FldiagError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -18,54 +16,30 @@ Count = Annotated[int, Field(ge=1)]
 NORMALISATIONS = ("none", "unit", "standard")
 
 
-def moments_of(normalise: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def moments_of(normalise: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and deviation of each channel that a normalisation gives, None for one of ``NORMALISATIONS``.
 
     >>> moments_of("0.1307/0.3081")
     ((0.1307,), (0.3081,))
     """
-    if isinstance(normalise, str) and normalise in NORMALISATIONS:
+    if normalise in NORMALISATIONS:
         return None
-    mean, std = normalise.split("/") if isinstance(normalise, str) else normalise
-    return _numbers(mean), _numbers(std)
+    mean, std = (tuple(map(float, part.split(","))) for part in normalise.split("/"))
+    return mean, std
 
 
-def _numbers(value: Any) -> tuple[float, ...]:
-    """``"0.5,0.4"``, a number or several."""
-    values = value.split(",") if isinstance(value, str) else value
-    return tuple(map(float, values if hasattr(values, "__iter__") else [values]))
-
-
-def read_normalisation(value: Any) -> str:
-    """The one spelling of a normalisation: a name, or ``MEAN/DEVIATION`` with a number for each channel.
-
-    Args:
-        value: such a text, or a pair (mean, deviation) of numbers or of sequences of them.
-
-    Raises:
-        FldiagError: neither a known name nor means and as many positive deviations.
-
-    >>> read_normalisation(((0.5, 0.4), (0.2, 0.20)))
-    '0.5,0.4/0.2,0.2'
-    """
+def read_normalisation(value: str) -> str:
+    """The value. Raises ValueError for what is neither a known name nor ``MEAN/DEVIATION``, with a number for each channel."""
     try:
-        moments = moments_of(value)
-        if moments is None:
-            return str(value)
-        mean, std = moments
-        if len(mean) != len(std) or not all(map(math.isfinite, mean + std)) or min(std) <= 0:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise FldiagError(
-            f"normalise = {value!r} is not a known normalisation",
-            f"use {', '.join(NORMALISATIONS)}, or finite means/positive deviations, one for each channel, such as "
-            "0.1307/0.3081 or 0.49,0.48,0.45/0.25,0.24,0.26",
-            usage=True,
-        ) from None
-    return "/".join(",".join(map(repr, numbers)) for numbers in moments)
+        mean, std = moments_of(value) or ((0.0,), (1.0,))
+        if len(mean) == len(std) and all(map(math.isfinite, mean + std)) and min(std) > 0:
+            return value
+    except (AttributeError, ValueError):
+        pass
+    raise ValueError(f"use {', '.join(NORMALISATIONS)} or means/deviations such as 0.13/0.31")
 
 
-Normalise = Annotated[str, BeforeValidator(read_normalisation)]
+Normalise = Annotated[str, AfterValidator(read_normalisation)]
 #: How a name of data begins that is a path. Another name with a colon is user code.
 FILES = ("npz:", "csv:")
 #: Word pieces of a tokenizer, and tokens of a text, where nobody says otherwise.
@@ -306,15 +280,6 @@ class TrainSection(ConfigSection):
                 raise ValueError(
                     f"{key} needs momentum; set train.momentum > 0 with train.optimizer = 'sgd'"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _local_decay(self) -> TrainSection:
-        if self.local_decay != 1 and not self.epochs_before_decay:
-            raise ValueError(
-                f"no whole epoch lies before local_decay_after = {self.local_decay_after:g} of epochs = "
-                f"{self.epochs}; raise one of them, or set train.local_decay = 1"
-            )
         return self
 
     @property

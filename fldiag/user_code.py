@@ -48,13 +48,11 @@ def names(tree: Any, key: str = "") -> dict[str, str]:
     """
     if is_code(tree):
         return {key: tree}
-    parts: Iterable[tuple[Any, Any]] = tree.items() if isinstance(tree, Mapping) else ()
-    if isinstance(tree, (list, tuple)):
-        parts = enumerate(tree)
-    code: dict[str, str] = {}
-    for k, value in parts:
-        code |= names(value, f"{key}.{k}".lstrip("."))
-    return code
+    parts = dict(enumerate(tree)) if isinstance(tree, (list, tuple)) else tree
+    parts = parts if isinstance(parts, Mapping) else {}
+    return {
+        k: n for i, part in parts.items() for k, n in names(part, f"{key}.{i}".lstrip(".")).items()
+    }
 
 
 def consent(allow_code: str | Iterable[str]) -> frozenset[str]:
@@ -94,8 +92,6 @@ def load_user(name: str, allowed: Collection[str], kind: str = "function") -> An
     Raises:
         FldiagError: a name that is not allowed (nothing is imported then), or one that cannot be imported.
     """
-    if _NAME.fullmatch(name) is None:
-        raise FldiagError(f"{kind} {name!r} is not pkg.mod:function", usage=True)
     _check(name, allowed, f"the {kind} {name!r}")
     module_name, _, attribute = name.partition(":")
     if not {"", os.getcwd()} & set(sys.path):

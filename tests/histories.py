@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fldiag.data import Dataset
+from fldiag.data import Dataset, partition
 from fldiag.models.network import Network
 from fldiag.params import flatten
 from fldiag.results.select import only
@@ -61,14 +61,14 @@ def stored(received, clients, aggregated=None, *, round=1, ids=None):
         ids,
         clients,
         received,
-        received_buffers={},
     )
 
 
 def history(module, dataset, parts, *rounds, **options):
     """``rounds``: Stored; they lie in a run of their own."""
-    config = {"method": {"name": "none"}, "seed": 0, "rounds": len(rounds)}
+    config = {"method": {"name": "none"}, "seed": 0, "rounds": len(rounds), "data": {}}
     run = Run.create(Path(FOLDER.name) / str(next(NUMBER)) / "made", config, {}, hash="")
+    run.put("partition.npz", lambda f: partition.save(f, [np.asarray(p) for p in parts]))
     run.begin()
     layout = Network(module).layout
     for item in rounds:
@@ -84,7 +84,7 @@ def history(module, dataset, parts, *rounds, **options):
             start_buffers=item.start_buffers,
         )
         run.append(item.round, [])
-    return History(run, module, dataset, parts, **options)
+    return History(run, model=module, data=dataset, device="cpu", **options)
 
 
 def moved(module, clients=3, scale=0.3, seed=1):

@@ -420,7 +420,6 @@ KINDS = {
     "forgetting": forgotten,
     "drift": drifted,
     "spectrum": lambda: spectrum.draw(eigenvalues()),
-    "layers": lambda: spectrum.draw_layers(eigenvalues(True)),
     "personalise": own,
     "fairness": fair,
     "fairness, many": lambda: fair(90),

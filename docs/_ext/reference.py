@@ -79,7 +79,7 @@ def _item(kind: str, name: str, summary: str) -> dict[str, Any]:
     """What the registry says of a name."""
     if kind not in names.KINDS:
         return {"summary": summary}
-    entry = getattr(registry, names.KINDS[kind][0]).get(name)
+    entry = getattr(registry, kind[:-1]).get(name)
     return {
         "summary": summary,
         "doc": entry.doc,

@@ -52,7 +52,7 @@ def explain(
     from fldiag.method import own_entry
 
     fields = settings()
-    kinds = [getattr(registry, kind) for kind, _ in names.KINDS.values()]
+    kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
     entries = (kind.get(name) for kind in kinds if name in kind)
     if entry := own_entry(name, {name}) if ":" in name else next(entries, None):
         meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}

@@ -52,7 +52,7 @@ Set = Annotated[
 
 def _sheet(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> None:
     """What the verb draws has this width, or this format."""
-    from fldiag.plotting.sheet import use_sheet
+    from fldiag.plotting.style import use_sheet
 
     ctx.with_resource(use_sheet(**{str(param.name): value}))
 

@@ -46,7 +46,7 @@ def demo(
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
         with console.progress("demo") as progress:
-            show = rounds_on_bar(progress, console.note)
+            show = rounds_on_bar(progress)
             runs = sweep("digits", values, out=folder, device=device, on_event=show)
         checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
         answer = diagnose("landscape", checkpoints, options, out=folder, **console.listeners)
@@ -69,9 +69,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Only show the config, the model's size and the disk space."
-        ),
+        typer.Option("--dry-run", help="Only show the config and the model's size."),
     ] = False,
     seed: Seed = None,
     **options: Any,
@@ -81,6 +79,7 @@ def train(
     Example: fldiag train digits --set method.name=fedsol --set method.rho=2.0
     """
     from fldiag import config as configs
+    from fldiag.runs.run import Run
     from fldiag.training import train as training
     from fldiag.training.sweep import table
 
@@ -89,7 +88,7 @@ def train(
     overrides |= {} if seed is None else {"seed": seed}
     is_run = os.path.isdir(source)
     config = (
-        configs.of_run(Path(source), overrides, allow_code)
+        configs.of_run(Run.open(source).allow(allow_code), overrides)
         if is_run
         else configs.load(source, overrides)
     )
@@ -100,15 +99,15 @@ def train(
     if dry_run:
         return _size(console, config, path, options["device"], options["download"])
     with console.progress(config.method.name) as progress:
-        show = training.rounds_on_bar(progress, console.note)
+        show = training.rounds_on_bar(progress)
         run = training.train(config, out=path, resume=resume, on_event=show, **options)
-    problem = training.failure(run)
     (scores,) = table([run], {}).to_dict("records")
     console.table([{"run": run.name, "rounds": run.done, "status": run.status, **scores}])
-    if problem:
-        console.note(f"{problem}; a smaller train.lr usually helps")
+    has_diverged = run.status == "diverged"
+    if has_diverged:
+        console.note("the weights are no longer finite; a smaller train.lr usually helps")
     console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
-    if problem:
+    if has_diverged:
         sys.exit(DIVERGED)
 
 
@@ -143,7 +142,7 @@ def sweep(
         for key, _, listing in keys
     }
     with console.progress("sweep") as progress:
-        show = rounds_on_bar(progress, console.note)
+        show = rounds_on_bar(progress)
         runs = sweeps.sweep(config, values, out=out, on_event=show, **options)
     if options["shard"]:
         return console.done(*(run.path for run in runs))
@@ -155,15 +154,14 @@ def sweep(
 
 
 def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The model's size and the disk that a training would take. Writes nothing, and imports no user code."""
+    """The model's size. Writes nothing, and imports no user code."""
     from fldiag import user_code
 
     if not user_code.names(config.model_dump()):
         from fldiag.training.setup import Setup
-        from fldiag.training.train import disk_bytes
 
         setup = Setup(config, device=device, download=download)
-        parameters, size = setup.network.size, disk_bytes(setup)
+        parameters, size = setup.network.size, setup.model_bytes
         console.result |= {"parameters": parameters, "bytes": size}
-        console.say(f"{parameters:,} parameters, about {size / 1e6:,.0f} MB of disk")
+        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
     console.done(path)

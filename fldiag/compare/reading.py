@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from fldiag.compare.sides import Member
@@ -110,6 +109,6 @@ class Reader:
             raise FldiagError("the loss is not a mean over examples", "give one label an example")
         labels = [label.tobytes() for label in y.cpu().numpy()]
         tested = pd.DataFrame({"loss": scores.each.cpu().numpy()}, index=labels)
-        if scores.right is not None and scores.right.dtype == torch.bool:  # one target an example
+        if scores.right is not None and set(scores.right.tolist()) <= {0.0, 1.0}:
             tested["accuracy"] = scores.right.cpu().numpy()
         return tested

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from fldiag.choices import Matrix
-from fldiag.errors import FldiagError, first_line, out_of_memory
+from fldiag.errors import FldiagError, first_line
 
 #: v [P] -> Mv [P], both in float64.
 Operator = Callable[[Tensor], Tensor]
@@ -116,8 +116,6 @@ class Curvature:
                 with torch.enable_grad():
                     parts = self._prepare(i)(pieces)
             except RuntimeError as error:
-                if out_of_memory(error):
-                    raise
                 text = f"the model cannot be differentiated twice: {first_line(error)}"
                 raise FldiagError(text, "replace the operation that has no derivative") from error
             for place, part in zip(total.split(self.sizes), parts, strict=True):

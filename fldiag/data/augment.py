@@ -23,10 +23,10 @@ Random numbers are drawn on the generator's device, so a CPU generator gives the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,20 +34,14 @@ from torch import Generator, Tensor
 
 from fldiag.errors import FldiagError
 
-_NAME = re.compile(
-    r"((?P<kind>crop|reflectcrop|cutout)(?P<size>[1-9]\d*)|(?P<flip>hflip))(@(?P<q>0?\.\d+|[01]))?"
-    r"|resizedcrop(?P<side>[1-9]\d*)|jitter(?P<strength>0?\.\d+|1)|(?P<place>normalise)"
-)
-
 
 @dataclass(frozen=True)
 class Augmentation:
-    """One step: its kind, its size in pixels, the probability that an image gets it, its strength."""
+    """One step: its kind, its size in pixels (of jitter its strength), and the probability that an image gets it."""
 
     kind: str
-    size: int = 0
-    probability: float = 1.0
-    strength: float = 0.0
+    size: Any
+    probability: float
 
 
 Steps = tuple[Augmentation, ...]
@@ -55,22 +49,23 @@ Steps = tuple[Augmentation, ...]
 
 def parse(name: str) -> Augmentation:
     """The step a name stands for. Raises FldiagError for a name that is not understood."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise FldiagError(
-            f"unknown augmentation {name!r}",
-            "use crop4, reflectcrop4, cutout16 (any size), hflip, and @0.5 after these for a probability; resizedcrop224, "
-            "jitter0.4, normalise",
-            usage=True,
+    base, _, q = name.partition("@")
+    kind = base.rstrip(".0123456789")
+    try:
+        size, probability = (
+            float(base[len(kind) :] or 0),
+            float(q or (0.5 if kind == "hflip" else 1)),
         )
-    kind, size, flip, q, side, strength, place = match.group(
-        "kind", "size", "flip", "q", "side", "strength", "place"
+        if kind in _STEPS or kind == "normalise":
+            return Augmentation(kind, size if kind == "jitter" else int(size), probability)
+    except ValueError:
+        pass
+    raise FldiagError(
+        f"unknown augmentation {name!r}",
+        "use crop4, reflectcrop4, cutout16 (any size), hflip, and @0.5 after these for a probability; resizedcrop224, "
+        "jitter0.4, normalise",
+        usage=True,
     )
-    if side:
-        return Augmentation("resizedcrop", int(side))
-    if strength:
-        return Augmentation("jitter", strength=float(strength))
-    return Augmentation(kind or flip or place, int(size or 0), float(q or (0.5 if flip else 1.0)))
 
 
 @lru_cache
@@ -161,7 +156,7 @@ def _of_torchvision(x: Tensor, step: Augmentation, generator: Generator) -> Tens
     from torchvision import transforms
 
     transform = (
-        transforms.ColorJitter(*[step.strength] * 3)
+        transforms.ColorJitter(*[step.size] * 3)
         if step.kind == "jitter"
         else transforms.RandomResizedCrop(step.size, antialias=True)
     )

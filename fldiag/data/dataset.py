@@ -93,7 +93,7 @@ class Dataset:
             (arrays.targets if key.endswith("y") else arrays.inputs)(array, f"{name} {key}")
             for key, array in zip(ARRAYS, values, strict=True)
         )
-        classes = arrays.count_classes(name, train_y, test_y)
+        classes = arrays.count_classes(train_y, test_y)
         return cls(name, train_x, train_y, test_x, test_y, classes)
 
     @property
@@ -126,13 +126,8 @@ class Dataset:
 
     @property
     def regression(self) -> bool:
-        """Whether an example has no label of its own, so that models have no accuracy."""
-        return self.train_y.is_floating_point() or self.dense
-
-    @property
-    def dense(self) -> bool:
-        """Whether targets are labels of the positions of an example."""
-        return self.train_y.ndim > 1 and not self.train_y.is_floating_point()
+        """Whether targets are numbers, so that models have no accuracy."""
+        return self.train_y.is_floating_point()
 
     @property
     def scaling(self) -> str:
@@ -226,13 +221,10 @@ class Dataset:
             if y.is_floating_point():
                 if y.shape[1:] != (self.classes,) or not bool(torch.isfinite(y).all()):
                     yield f"{split} targets {_spell(y)}, not finite numbers [n, {self.classes}]"
-            elif y.dtype != torch.int64:
+            elif y.dtype != torch.int64 or y.ndim != 1:
                 yield f"{split} labels are {_spell(y)}, not int64 [n]"
-            else:
-                labels = y[y >= 0] if y.ndim > 1 else y  # positions without a label are negative
-                low, high = (labels.min(), labels.max()) if len(labels) else (0, 0)
-                if not 0 <= low <= high < self.classes:
-                    yield f"{split} labels go from {low} to {high}, not 0 to {self.classes - 1}"
+            elif len(y) and not 0 <= y.min() <= y.max() < self.classes:
+                yield f"{split} labels go from {y.min()} to {y.max()}, not 0 to {self.classes - 1}"
         forms = [[(x.dtype, x.shape[1:]) for x in leaves(inputs)] for _, inputs, _ in splits]
         if forms[0] != forms[1] or self.train_y.dtype != self.test_y.dtype:
             yield "training and test examples differ in shape or kind"

@@ -7,14 +7,13 @@ checked by the config (``fldiag.sections.PartitionSection``).
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import numpy as np
 from numpy.random import Generator
 
-from fldiag.config_files import read_partition, split_indices
+from fldiag.config_files import read_partition
 from fldiag.errors import FldiagError, unknown
 from fldiag.seeding import numpy_rng
 
@@ -31,7 +30,8 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
     """The training examples of every client.
 
     - ``iid``: a random permutation cut into equal pieces.
-    - ``sharding``, ``shards``: every client gets so many shards of one class each (McMahan et al., 2017).
+    - ``sharding``, ``shards``: every client gets so many shards of one class each (McMahan et al., 2017); the last clients
+      fewer, where the shards do not divide over the classes.
     - ``lda``, ``alpha``, ``min_size=10``: every class is split over the clients by a symmetric Dirichlet draw
       (Hsu et al., 2019), clients that already hold their share left out.
     - ``lda_fedsol``, ``alpha``, ``min_size=10``: the same rule, draw by draw as in FedSOL's released code: with seed 19940817
@@ -111,12 +111,6 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
         pools.append([shards_of_class[j] for j in rng.permutation(each)])
     dealt = rng.permutation(np.repeat(np.arange(len(by_class)), each))
     missing = shards * clients - len(dealt)
-    if missing:
-        warnings.warn(
-            f"{shards * clients} shards do not divide over {len(by_class)} classes: the last clients hold fewer than {shards} "
-            f"({missing} fewer together)",
-            stacklevel=3,
-        )
     # The last clients go without, one shard each and once more from the end.
     fewer = missing // clients + (np.arange(clients) >= clients - missing % clients)
     groups = np.split(dealt, np.cumsum(shards - fewer)[:-1])
@@ -183,10 +177,6 @@ def _lda_fedsol(
     all is drawn anew until the smallest client has ``min_size``. As there, a rejected draw leaves the examples shuffled and
     the stream where it ended.
     """
-    if not 0 <= seed < 2**32:
-        raise FldiagError(
-            f"partition.seed = {seed}, and lda_fedsol takes 0 to 2**32 - 1", usage=True
-        )
     by_class = [members.copy() for members in _by_class(labels)]
     rng, share = np.random.RandomState(seed), len(labels) // clients
     for _ in range(FEDSOL_MAX_TRIES):
@@ -298,12 +288,12 @@ def from_file(path: str, clients: int, examples: int) -> Parts:
             f"number them 0, 1, 2, ..., and set clients.total (now {clients}) to how many there are",
             usage=True,
         )
-    parts = [index_of_client[str(k)] for k in range(clients)]
+    parts = [np.sort(index_of_client[str(k)]) for k in range(clients)]
     for k, index in enumerate(parts):
-        if not len(index) or index[-1] >= examples:
+        if not len(index) or index[0] < 0 or index[-1] >= examples:
             raise FldiagError(
-                f"partition {path}: client {k} has {len(index)} examples up to {index[-1:]}, and the data have {examples} "
-                "training examples",
+                f"partition {path}: client {k} has {len(index)} examples {index[:1]} to {index[-1:]}, and the data "
+                f"have {examples} training examples",
                 "give each client some examples, and the data that belong to the partition",
                 usage=True,
             )
@@ -318,13 +308,7 @@ def save(path: str | os.PathLike[str] | IO[bytes], parts: Sequence[np.ndarray]) 
 
 def load_parts(path: str | os.PathLike[str]) -> Parts:
     """The partition that ``save`` wrote. Raises FldiagError for a missing, damaged or foreign file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return split_indices(file["indices"], file["offsets"])
-    except Exception as error:  # a damaged archive can make the reader raise anything
-        raise FldiagError(
-            f"{path} is not a partition ({error})", "give the partition.npz of a run"
-        ) from None
+    return [*read_partition(path).values()]
 
 
 def sizes(parts: Sequence[np.ndarray]) -> np.ndarray:

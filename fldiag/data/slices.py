@@ -81,8 +81,6 @@ def take(
         name = f"client:{int(client)}{kind or '/train'}"
         index = torch.from_numpy(_of_client(dataset, name, int(client), kind, partition, tests))
     labels = y if index is None else y[index]
-    if samples is not None and samples < 1:
-        raise FldiagError(f"samples = {samples}", "use at least 1", usage=True)
     if samples is not None and samples < len(labels):
         chosen = spread(labels, samples)
         index = chosen if index is None else index[chosen]

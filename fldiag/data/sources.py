@@ -67,8 +67,7 @@ def _load(section: DataSection, download: bool, allow_code: Collection[str]) -> 
         return _own(name, registry.dataset.get(name).build(root=section.root, download=download))
     file = Path(path).expanduser() if path else (named.root_of(section) or Path()) / f"{name}.npz"
     if path or (file.is_file() and named.root_of(section)):
-        dataset = Dataset.of(name, read_npz(file))
-        return replace(dataset, packed=layout_of(file, dataset.train_x[0].numel()))
+        return replace(Dataset.of(name, read_npz(file)), packed=layout_of(file))
     raise FldiagError(
         f"unknown data set {name!r}, and there is no {file}",
         f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, pkg.mod:factory",

@@ -27,11 +27,10 @@ PAD, UNKNOWN, START, END = range(4)
 Text = tuple[str, ...]
 #: Names that a column may have, in the order in which they are looked for.
 COLUMNS = (("label",), ("text", "sentence", "premise"), ("text_b", "hypothesis"))
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 #: name -> what it is, its classes, and what its training texts may be called instead. Files: <name>_train.tsv and
 #: <name>_test.tsv under the data folder.
-SETS: dict[str, tuple[str, int, str]] = {
+SETS = {
     "sst2": ("SST-2 film reviews, 2 classes (Socher et al., EMNLP 2013).", 2, ""),
     "snli": ("SNLI pairs of sentences, 3 classes (Bowman et al., EMNLP 2015).", 3, "dev"),
     "agnews": ("AG News, 4 classes (Zhang et al., NIPS 2015).", 4, "train_sample_10k"),
@@ -46,8 +45,14 @@ def find(section: DataSection) -> Dataset:
     """A set of ``SETS``. Raises FldiagError where its files are not there or hold something else."""
     name, home = section.name, folder(section)
     _, classes, other = SETS[name]
-    train = _read(*(home / f"{name}_{part}" for part in ("train", other) if part))
-    return _dataset([train, _read(home / f"{name}_test")], section, classes)
+    files = _file(home, f"{name}_train", f"{name}_{other}"), _file(home, f"{name}_test")
+    return _dataset([*map(_read, files)], section, classes)
+
+
+def _file(home: Path, *stems: str) -> Path:
+    """The first table of such a name."""
+    files = (file for stem in stems for file in sorted(home.glob(f"{stem}.[ct]sv*")))
+    return next(files, home / f"{stems[0]}.tsv")
 
 
 def table(section: DataSection) -> Dataset:
@@ -55,25 +60,20 @@ def table(section: DataSection) -> Dataset:
 
     Args:
         section: Its name is the path of a file with the columns ``label``, ``text`` (``text_b`` for pairs) and ``split`` (train
-            or test), or of a folder that holds train.csv and test.csv. Files may end with .csv or .tsv (which has no quotes),
-            and be compressed (.gz). Labels are numbers 0, 1, ... or names, which are numbered in alphabetical order.
+            or test). It may be a .tsv (which has no quotes), and be compressed (.gz). Labels are numbers 0, 1, ... or names,
+            which are numbered in alphabetical order.
 
     Raises:
         FldiagError: What is missing or does not fit.
     """
     path = Path(section.name.removeprefix("csv:")).expanduser()
-    if path.is_dir():
-        return _dataset([_read(path / split) for split in ("train", "test")], section)
     frame = _read(path)
     if "split" not in frame:
         raise FldiagError(f"{path} has no column 'split' with train and test", usage=True)
     return _dataset([frame[frame["split"] == split] for split in ("train", "test")], section)
 
 
-def _read(*stems: Path) -> pd.DataFrame:
-    """The table of the first name that is there, with an ending or without."""
-    paths = [Path(f"{stem}{ending}") for stem in stems for ending in ("", *TABLES)]
-    path = next((path for path in paths if path.is_file()), paths[0])
+def _read(path: Path) -> pd.DataFrame:
     tabs = ".tsv" in path.suffixes
     try:
         return pd.read_csv(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from fldiag import registry, user_code
 from fldiag.device import device_of, full_precision
@@ -21,6 +23,7 @@ from fldiag.diagnosis.options import BY_SUBJECT, SubjectOptions, plain
 from fldiag.diagnosis.subjects import Subject, Target, members, open_subjects, remarks
 from fldiag.errors import FldiagError, nearest
 from fldiag.execution import Workspace
+from fldiag.plotting import pages, style
 from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
@@ -53,12 +56,12 @@ class Answer:
         """What a person reads first; of a diagnostic without a summary the first rows."""
         if self.entry.summary is not None:
             return [*self.entry.summary(self.table, self.options), *standing(self.table)]
-        rows = self.table.head(40).drop(columns=["guess", "inputs"], errors="ignore")
-        rows = rows.dropna(axis=1, how="all").astype(object)
+        rows = self.table.head(40).dropna(axis=1, how="all").astype(object)
         small = Small(rows.where(rows.notna(), None).to_dict("records"), {c: c for c in rows})
         return [small, *standing(self.table)]
 
 
+@full_precision()
 def diagnose(
     name: str,
     targets: Sequence[Target | str | Path],
@@ -93,41 +96,33 @@ def diagnose(
     entry = find_diagnostic(name)
     options, subject_options = split_options(entry, values)
     subjects = open_subjects(entry, options, targets, subject_options, allow_code)
-    if len(subjects) > 1 and options.get("save_vectors"):
+    has_vectors = options.get("save_vectors")  # in a file of their own, and not in the store
+    if len(subjects) > 1 and has_vectors:
         raise FldiagError("vectors are saved of one checkpoint at a time", usage=True)
     for text in dict.fromkeys(text for subject in subjects for text in remarks(subject)):
         tell(text)
     folder = out or folder_of(source_of(m) for s in subjects for m in members(s))
-    is_new = write and not folder.exists()
     if write:
         prepare(folder)
         cache = folder / "cache"
-    shared = name, options, cache
-    try:
-        with (
-            bar(entry.name) as progress,
-            Workspace(subject_options.executor, progress) as workspace,
-        ):
-            workspace.show(0, 1, entry.name)
-            if len(subjects) == 1:
-                results = [_measure(shared, subjects[0])]
-            else:
-                results = list(
-                    workspace.map(
-                        _measure,
-                        shared,
-                        subjects,
-                        name=lambda s: " ".join(m.name for m in members(s)),
-                    )
-                )
-    except FldiagError:
-        if is_new:  # and empty
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
-    tables, questions, texts = zip(*results, strict=True)
-    for text in filter(None, texts):
-        tell(text)
+    store = None if has_vectors else cache
+    questions = [digest(entry.name, identity(subject), options) for subject in subjects]
+    tables: list[pd.DataFrame] = []
+    with bar(entry.name) as progress, Workspace(subject_options.executor, progress) as workspace:
+        workspace.show(0, 1, entry.name)
+        for subject, question in zip(subjects, questions, strict=True):
+            about = origin(subject, options)
+            key = digest(question, about, code_of_plugin(entry))
+            table = store and get_table(store, key)
+            if table is None:
+                with torch.autocast(torch.device(about["device"]).type, enabled=False):
+                    table = check(entry.build(subject, **options))
+                if store is not None:
+                    try:
+                        put_table(store, key, table, {**about, "options": plain(options)})
+                    except FldiagError as error:  # the answer is there, and may have room elsewhere
+                        tell(f"the table of {name} is not kept for later: {error.what}")
+            tables.append(table)
     table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
     table.attrs = {**tables[0].attrs, "diagnostic": entry.name, "options": plain(options)}
     answer = Answer(entry, table, options)
@@ -171,31 +166,6 @@ def split_options(
     return options, registry.parse(schema, of_subject, title)
 
 
-@full_precision()
-def _measure(
-    shared: tuple[str, dict[str, Any], Path | None], subject: Subject
-) -> tuple[pd.DataFrame, str, str]:
-    """The table of one subject, the digest of what is asked of it, and a remark."""
-    name, options, cache = shared
-    entry = find_diagnostic(name)
-    question = digest(entry.name, identity(subject), options)
-    about = origin(subject, options)
-    key = digest(question, about, code_of_plugin(entry))
-    # vectors are in a file of their own
-    is_kept = cache is not None and not options.get("save_vectors")
-    table = get_table(cache, key) if cache is not None and is_kept else None
-    if table is not None:
-        return table, question, ""
-    with torch.autocast(torch.device(about["device"]).type, enabled=False):
-        table = check(entry.build(subject, **options))
-    if cache is not None and is_kept:
-        try:
-            put_table(cache, key, table, {**about, "options": plain(options)})
-        except FldiagError as error:  # the answer is there, and may have room elsewhere
-            return table, question, f"the table of {name} is not kept for later: {error.what}"
-    return table, question, ""
-
-
 def identity(subject: Subject) -> list[Any]:
     """What tells subjects apart: weights, model, data, labels and names; of a run what its files hold now, damaged or not."""
     if isinstance(subject, (Problem, History)):
@@ -209,11 +179,9 @@ def identity(subject: Subject) -> list[Any]:
             paths = {name: member.path / name for name in member.files}
             contents = {name: sha256(path) for name, path in paths.items() if path.is_file()}
             parts += [member.name, member.about, member.metrics_digest, contents]
-            # what is computed with somebody's objects is not read again
-            parts += [
-                thing if isinstance(thing, (str, type(None))) else uuid.uuid4().hex
-                for thing in (member.model, member.data)
-            ]
+            for thing in (member.model, member.data):  # somebody's objects are not read again
+                is_name = isinstance(thing, (str, type(None)))
+                parts.append(thing if is_name else uuid.uuid4().hex)
     return parts
 
 
@@ -255,9 +223,7 @@ def prepare(folder: Path) -> Path:
     files.refuse_links_above(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         what = f"cannot write to {folder}: {error.strerror}"
         raise FldiagError(what, "choose another folder with --out") from None
@@ -268,9 +234,11 @@ def describe(
     subjects: Sequence[Subject], options: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the json beside a table says: the files that were read with their sha256, and all options."""
-    checkpoints: dict[str, Any] = {}
-    about = {**origin(subjects[0], options), "checkpoints": checkpoints}
+    about, checkpoints = origin(subjects[0], options), dict[str, Any]()
     for member in (m for subject in subjects for m in members(subject)):
+        source = source_of(member)
+        if isinstance(source, Run):
+            about |= {"run": source.path.name, "config": source.hash}
         if isinstance(member, History):
             checkpoints |= member.files
         elif isinstance(member, Run):
@@ -278,29 +246,20 @@ def describe(
             checkpoints[member.name] = {"file": file, "sha256": member.files[file]}
         else:
             stored = member.checkpoint
-            checkpoints[member.name] = {
-                "file": stored and stored.path.name,
-                "sha256": stored and stored.sha256,
-                "slice": member.slice_name,
-                "n": member.n,
-                "inputs": member.inputs,
-            }
-        if isinstance(run := source_of(member), Run):
-            about |= {"run": run.path.name, "config": run.hash}
-    return {**about, "options": {**plain(values), **plain(options)}}
+            read = {"file": stored.path.name, "sha256": stored.sha256} if stored else {}
+            seen = {"slice": member.slice_name, "n": member.n, "inputs": member.inputs}
+            checkpoints[member.name] = {**read, **seen}
+    return {**about, "checkpoints": checkpoints, "options": {**plain(values), **plain(options)}}
 
 
 def write_files(answer: Answer, path: Path, about: Mapping[str, Any]) -> None:
     """Write table, pictures and provenance under a path without ending, unless the very same lie there and are whole."""
-    from fldiag.plotting import sheet
-
-    current = sheet.current()
-    drawn_for = {"width": current.width, "formats": list(current.formats)}
-    about = {"diagnostic": answer.entry.name, **about, "sheet": drawn_for}
+    sheet = style.sheet()
+    about = {"diagnostic": answer.entry.name, **about, "sheet": [sheet.width, *sheet.formats]}
     answer.files = files_there(path, about)
     if not answer.files:
         drawn = pictures(answer.entry, answer.table, path)
-        about["pictures"] = {file.name: files.sha256(file) for file in drawn}
+        about["pictures"] = {file.name: sha256(file) for file in drawn}
         answer.files = [*files.write_table(answer.table, path, about), *drawn]
 
 
@@ -309,23 +268,18 @@ def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
     json = files.beside(path, ".json")
     try:
         note = files.read_json(json)
-        table = note.pop("table")
-        digests = {table["file"]: table["sha256"], **note.pop("pictures")}
+        digests = {note["table"]["file"]: note["table"]["sha256"], **note["pictures"]}
         paths = [path.with_name(name) for name in digests]
-        is_whole = [files.sha256(file) for file in paths] == list(digests.values())
+        is_whole = [sha256(file) for file in paths] == list(digests.values())
+        is_same = files.json_digest({key: note[key] for key in about}) == files.json_digest(about)
     except (OSError, ValueError, KeyError, FldiagError):
         return []
-    is_same = files.json_digest(note) == files.with_digest(about)[files.DIGEST]
     is_dirty = str(about["commit"]).endswith("-dirty")
     return [json, *paths] if is_whole and is_same and not is_dirty else []
 
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """The pictures of a table, written; the main one's png last: that is what people look at first."""
-    from matplotlib.figure import Figure
-
-    from fldiag.plotting import pages, style
-
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture, target = draw(table), path.with_name(path.name + ending)

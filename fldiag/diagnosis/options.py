@@ -111,12 +111,9 @@ class ProblemOptions(OpenedOptions):
 
 
 class HistoryOptions(OpenedOptions):
-    """Of the stored rounds of a run (``History.of``)."""
+    """Of the stored rounds of a run (``History``)."""
 
     rounds: Any = Field(None, description="Rounds to use, such as 5, 1,5,20-30, every:10 or last.")
-    stack: str = Field(
-        "auto", description="Evaluate clients' models side by side: auto, on or off."
-    )
 
 
 #: The options of a diagnostic's subject, by what the diagnostic is on.
@@ -151,7 +148,7 @@ def read_names(text: str | Sequence[str]) -> list[str]:
     >>> read_names("FedAvg, Ours")
     ['FedAvg', 'Ours']
     """
-    names = [str(n).strip() for n in (text.split(",") if isinstance(text, str) else text)]
+    names = [name.strip() for name in (text.split(",") if isinstance(text, str) else text)]
     if not all(names) or len(set(names)) < len(names):
         what = f"names = {','.join(names)!r} has an empty name, or one name twice"
         raise FldiagError(what, "give each target a name of its own", usage=True)
@@ -159,11 +156,11 @@ def read_names(text: str | Sequence[str]) -> list[str]:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a file can hold: not weight sets. The executor is left out, for it changes nothing."""
-    plain = (str, int, float, bool, type(None))
-    return {
-        k: list(v) if isinstance(v, tuple) else v
-        for k, v in options.items()
-        if k != "executor"
-        and all(isinstance(e, plain) for e in (v if isinstance(v, (list, tuple)) else [v]))
-    }
+    """The options that a file can hold: not objects. The executor is left out, for it changes nothing."""
+    kept: dict[str, Any] = {}
+    for name, value in options.items():
+        parts = list(value) if isinstance(value, (list, tuple)) else [value]
+        is_plain = all(isinstance(part, (str, int, float, bool, type(None))) for part in parts)
+        if is_plain and name != "executor":
+            kept[name] = parts if isinstance(value, (list, tuple)) else value
+    return kept

@@ -12,15 +12,19 @@ from typing import Any
 import torch
 
 from fldiag import data as data_sets
-from fldiag.device import device_of, full_precision
-from fldiag.diagnosis.options import HistoryOptions, ProblemOptions, SubjectOptions
+from fldiag.diagnosis.options import (
+    HistoryOptions,
+    OpenedOptions,
+    ProblemOptions,
+    SubjectOptions,
+)
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
-from fldiag.runs.checkpoint import Checkpoint, is_pretrained, read_checkpoint, trust_files
+from fldiag.runs.checkpoint import Checkpoint, is_pretrained, trust_files
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
-from fldiag.runs.run import Run, select_rounds, verify
+from fldiag.runs.run import Run, open_checkpoint, select_rounds
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
@@ -63,8 +67,7 @@ def load(
         trust_files()
     if (os.path.isdir(path) and not is_pretrained(path)) or path.name == "run.json":
         return with_overrides(Run.open(path), model, data, key).allow(allow_code)
-    verify(path)
-    return replace(read_checkpoint(path, key), model=model, data=data).allow(allow_code)
+    return replace(open_checkpoint(path, key), model=model, data=data).allow(allow_code)
 
 
 def with_overrides(
@@ -80,7 +83,7 @@ def with_overrides(
         target.model, target.data = model, data
         return target
     if key is not None and key != target.key:
-        target = read_checkpoint(target.path, key)
+        target = open_checkpoint(target.path, key)
     return replace(target, model=model, data=data)
 
 
@@ -104,43 +107,27 @@ def open_subjects(
         FldiagError: targets of the wrong kind, or what cannot be opened.
     """
     of_one_run = entry.on in ("run", "clients")
-    subjects: list[Any] = []
-    if not targets or (of_one_run and len(targets) > 1):
-        what = f"{len(targets)} targets are given to {entry.name}"
-        remedy = "give one run" if of_one_run else "give a run, a checkpoint or a Problem"
-        raise FldiagError(what, remedy, usage=True)
     names = options.names or [None] * len(targets)
+    if not targets or (of_one_run and len(targets) > 1):
+        remedy = "give one run" if of_one_run else "give a run, a checkpoint or a Problem"
+        what = f"{len(targets)} targets are given to {entry.name}"
+        raise FldiagError(what, remedy, usage=True)
     if len(names) != len(targets):
         what = f"names = {','.join(names)!r} has {len(names)} names for {len(targets)} targets"
         raise FldiagError(what, "give a name for each, with commas between them", usage=True)
-    for target, name in zip(targets, names, strict=True):
+    subjects: list[Any] = []
+    for target in targets:
         if isinstance(target, (str, Path)):
-            is_gone = entry.on not in ("problem", "checkpoints") and not os.path.exists(target)
-            target = (
-                Run.open(target) if is_gone else load(target, key=getattr(options, "key", None))
-            )
+            target = load(target, key=getattr(options, "key", None))
         if isinstance(target, (Run, Checkpoint)):
             target = target.allow(allow_code)
-        subject = open_subject(target, options, entry.name)
-        subject.name = subject.name if name is None else name
-        subjects.append(subject)
-    if not {"name", "names"} & options.model_fields_set:
-        name_apart([s for s, t in zip(subjects, targets, strict=True) if s is not t])
+        subjects.append(open_subject(target, options, entry.name))
+    opened = [subject.name for subject in subjects]
+    for number, (subject, name) in enumerate(zip(subjects, names, strict=True), start=1):
+        is_one = opened.count(subject.name) == 1 or isinstance(targets[number - 1], Problem)
+        subject.name = name or (subject.name if is_one else f"{subject.name} ({number})")
     is_joint = entry.on in ("runs", "checkpoints") or entry.joint(own_options)
     return [subjects] if is_joint else subjects
-
-
-def name_apart(subjects: Sequence[Any]) -> None:
-    """Subjects of one name get that of their folder beside it, and else a number."""
-    names = [subject.name for subject in subjects]
-    if len(set(names)) == len(names):
-        return
-    for number, (name, subject) in enumerate(zip(names, subjects, strict=True), start=1):
-        path = (subject if isinstance(subject, Run) else subject.checkpoint).path.absolute().parent
-        folder = path.parent if path.name == "rounds" else path
-        subject.name = f"{name} ({folder.name})"
-        if subject.name in [other.name for other in subjects[: number - 1]]:
-            subject.name += f" #{number}"
 
 
 def open_subject(
@@ -151,47 +138,28 @@ def open_subject(
     Raises FldiagError for what cannot be opened, and for an option that would change nothing.
     """
     kind = Problem if isinstance(options, ProblemOptions) else History
-    is_opened = isinstance(options, (ProblemOptions, HistoryOptions)) and isinstance(target, kind)
-    if is_opened:
-        _refuse_options(options, target)
+    if isinstance(target, kind) and isinstance(options, OpenedOptions):
+        for name, value in options.values(without=("executor", "names")).items():
+            what = f"option {name} = {value!r} has no effect on a {kind.__name__}, which has its weights and data"
+            raise FldiagError(what, "leave it out, or set it where that is created", usage=True)
         return target
     if not isinstance(target, Run) and (kind is History or not isinstance(target, Checkpoint)):
         remedy = "give a run, a checkpoint or fldiag.Problem(net, loss, (x, y))"
         what = f"a {type(target).__name__} cannot be diagnosed by {diagnostic}"
         raise FldiagError(what, "give a run" if kind is History else remedy, usage=True)
-    values = options.values(
-        without=("executor", "names", "precision", "model", "data", "key", "round")
-    )
-    if isinstance(options, ProblemOptions):
-        target = with_overrides(target, options.model, options.data, options.key)
-        if options.round is not None and isinstance(target, Checkpoint):
-            what = f"round = {options.round} chooses a checkpoint of a run, but {target.path} is one checkpoint"
-            raise FldiagError(what, "leave it out, or give the run's folder", usage=True)
-        if options.round is not None:
-            target = target.checkpoint(options.round)
-        return open_problem(target, dtype=DTYPES[options.precision], **values)
-    assert isinstance(target, Run)
-    if not isinstance(options, HistoryOptions):
-        return copy(target)
-    values |= {
-        "model": target.model if options.model is None else options.model,
-        "data": target.data if options.data is None else options.data,
-        "rounds": select_rounds(options.rounds, target.rounds),
-    }
-    return History.of(target, dtype=DTYPES[options.precision], **values)
-
-
-def _refuse_options(options: SubjectOptions, subject: Problem | History) -> None:
-    """Raises FldiagError for an option that would change nothing, because the subject exists already."""
-    for name, value in options.values(without=("executor",)).items():
-        is_so = (
-            (name == "precision" and DTYPES[value] == subject.dtype)
-            or (name == "device" and torch.device(device_of(value)).type == subject.device.type)
-            or value is False
-        )
-        if not is_so:
-            what = f"option {name} = {value!r} has no effect on a {type(subject).__name__}, which has its weights and data"
-            raise FldiagError(what, "leave it out, or set it where that is created", usage=True)
+    if not isinstance(options, OpenedOptions):
+        return copy(target)  # type: ignore[return-value]
+    aside = ("executor", "names", "precision", "model", "data", "key", "round")
+    values = {"dtype": DTYPES[options.precision], **options.values(without=aside)}
+    target = with_overrides(target, options.model, options.data, getattr(options, "key", None))
+    if isinstance(options, HistoryOptions):
+        values["rounds"] = select_rounds(options.rounds, target.rounds)
+        return History(target, model=target.model, data=target.data, **values)
+    round = getattr(options, "round", None)
+    if round is not None and isinstance(target, Checkpoint):
+        what = f"round = {round} chooses a checkpoint of a run, but {target.path} is one checkpoint"
+        raise FldiagError(what, "leave it out, or give the run's folder", usage=True)
+    return open_problem(target if round is None else target.checkpoint(round), **values)
 
 
 def members(subject: Subject) -> Sequence[Problem | History | Run]:
@@ -199,25 +167,18 @@ def members(subject: Subject) -> Sequence[Problem | History | Run]:
     return [subject] if isinstance(subject, (Problem, History)) else subject
 
 
-@full_precision()
 def remarks(subject: Subject) -> list[str]:
     """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
     if isinstance(subject, History):
         return [] if subject.alone else data_sets.remarks(subject.dataset)
     texts: list[str] = []
-    for problem in members(subject):
-        if not isinstance(problem, Problem):
-            continue
+    for problem in (member for member in members(subject) if isinstance(member, Problem)):
         # the probe sees what targets look like
         if problem.in_memory and bool(problem.w.isfinite().all()):
             problem.probe()
         texts += problem.remarks
-        sizes = {p: p.numel() for p in problem.module.parameters()}
-        frozen = sum(n for p, n in sizes.items() if not p.requires_grad)
+        frozen = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
         if frozen:
             how = "constants" if problem.frozen else "weights (--trainable: as constants)"
-            text = (
-                f"{frozen:,} of {sum(sizes.values()):,} parameters are frozen, and count as {how}"
-            )
-            texts.append(f"{problem.name}: {text}")
+            texts.append(f"{problem.name}: {frozen:,} frozen parameters count as {how}")
     return texts

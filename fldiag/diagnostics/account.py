@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.curvature.lanczos import EigenPairs
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, select
+from fldiag.plotting.shapes import floats
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean
@@ -27,21 +28,11 @@ from fldiag.runs.pool import Weights
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5
+NO_MEAN = (
+    "not the weighted mean of the clients, or of one alone: it has no average without a client"
+)
 #: Term -> how pictures call it.
-TERMS = {
-    "linear": "linear: gᵀd",
-    "quadratic": "quadratic: dᵀHd / 2",
-    "rest": "rest",
-}
-#: How the terms are stacked: below zero downwards.
-BARS: dict[str, Any] = {
-    "stacked": True,
-    "width": 0.72,
-    "legend": False,
-    "edgecolor": "white",
-    "linewidth": 0.3,
-    "color": [style.look(i).color for i in (2, 5, 4)],
-}
+TERMS = {"linear": "linear: gᵀd", "quadratic": "quadratic: dᵀHd / 2", "rest": "rest"}
 
 
 # The measure
@@ -59,83 +50,81 @@ def round_rows(
     """The account of one round's updates."""
     stretch, show = history.stretch(slice_name), workspace().show
     problem = history.problem(stored.start, stretch, slice_name)
-    stored, before = history.finite(stored), problem.centre
+    before = problem.centre
     if not np.isfinite(before.loss):
         what = f"round {stored.round}: the loss of the received weights on {slice_name} is {before.loss}"
         raise FldiagError(what, "choose earlier rounds")
-    whole: Row = {"moment": "aggregated", "scope": "global"}
-    client: Row = {"moment": "trained", "scope": "client"}
-    ends: list[tuple[Row, Weights]] = [
-        ({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)
-    ]
-    ends.append((whole, (stored.aggregated, stored.buffers)))
-    start, g, hessian = stored.start[0], problem.gradient(), problem.hessian()
-    values, vectors, errors = np.zeros(0), torch.zeros(0, len(g)).to(g), list[Row]()
+    g, hessian, pairs = problem.gradient(), problem.hessian(), None
     if k:
         options: dict[str, Any] = {"tol": tol, "max_products": max_products, "seed": seed}
         pairs = eigenpairs(problem, min(k, problem.layout.size), progress=show, **options)
-        values, vectors = pairs.values, pairs.vectors.double()
-        columns = {"eigenvalue": values, "residual": pairs.residuals, "converged": pairs.converged}
-        errors = pd.DataFrame(columns).to_dict("records")
+    whole: Row = {"moment": "aggregated", "scope": "global"}
+    client: Row = {"moment": "trained", "scope": "client"}
+    ends: list[tuple[Row, Weights]] = [
+        *(({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)),
+        (whole, (stored.aggregated, stored.buffers)),
+    ]
     rows: list[Row] = [{**whole, **row, "moment": "received"} for row in before.rows(problem)]
-    updates, curved = [], torch.empty(0)
+    updates: list[Tensor] = []
     for i, (about, (w, buffers)) in enumerate(ends):
         show(i, len(ends), "updates")
-        d = (w - start).double()
+        d = (w - stored.start[0]).double()
         # with buffers of its own an update is not all that changed: their effect is in the rest
         end = history.problem((w, buffers), stretch, slice_name) if buffers else None
         after = end.scores() if end else problem.scores(problem.w.double() + d)
         change, curved = after.loss - before.loss, hessian(d)
         terms = {"linear": float(g @ d), "quadratic": 0.5 * float(d @ curved)}
         exact = {"change": change, **terms, "rest": change - sum(terms.values())}
-        parts = after.rows(problem) if about == whole else []
-        parts += [{"metric": m, "value": v, "estimator": "exact"} for m, v in exact.items()]
-        along = (vectors @ d).cpu().numpy()
-        each = {"linear": (vectors @ g).cpu().numpy() * along, "quadratic": values * along**2 / 2}
-        for metric, numbers in each.items() if k else ():
-            common = {"metric": metric, "estimator": "eigen"}
-            for index, (value, error) in enumerate(zip(numbers.tolist(), errors, strict=True), 1):
-                parts.append({**common, "index": index, "value": value, **error})
-            rest = terms[metric] - float(numbers.sum())
-            parts.append({**common, "index": 0, "value": rest})
-        updates.append(d)
+        parts = [{"metric": m, "value": v, "estimator": "exact"} for m, v in exact.items()]
+        parts += eigen_rows(pairs, g, d, terms) if pairs else []
         rows += [{**about, **row} for row in parts]
+        updates.append(d)
+    rows += [{**whole, **row} for row in after.rows(problem)]
     # what each client's share of the aggregated update gives, and what the server added
     shares = [p * d for p, d in zip(history.weights(stored.ids), updates, strict=False)]
     shares.append(updates[-1] - sum(shares))
     for (about, _), share in zip(ends, shares, strict=True):
-        common = {**about, "moment": "aggregated", "estimator": "client"}
         numbers = {"linear": float(g @ share), "quadratic": 0.5 * float(share @ curved)}
-        rows += [{**common, "metric": metric, "value": v} for metric, v in numbers.items()]
+        about |= {"moment": "aggregated", "estimator": "client"}
+        rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
     rows += effect_rows(history, stored, stretch)
     return [{"slice": slice_name, "n_examples": problem.n, **row} for row in rows]
 
 
-def effect_rows(history: History, stored: Stored, stretch: slice) -> list[Row]:
+def eigen_rows(
+    pairs: EigenPairs, g: Tensor, d: Tensor, terms: Mapping[str, float]
+) -> Iterator[Row]:
+    """The terms of an update along the top eigenvectors, and along everything else (index 0)."""
+    vectors, values = pairs.vectors.double(), torch.as_tensor(pairs.values).to(d)
+    along = vectors @ d
+    each = {"linear": (vectors @ g) * along, "quadratic": values * along**2 / 2}
+    for metric, numbers in each.items():
+        common: Row = {"metric": metric, "estimator": "eigen"}
+        for i, value in enumerate(numbers.tolist()):
+            row = {"index": i + 1, "value": value, "eigenvalue": float(values[i])}
+            row |= {"residual": pairs.residuals[i], "converged": bool(pairs.converged[i])}
+            yield {**common, **row}
+        yield {**common, "index": 0, "value": terms[metric] - float(numbers.sum())}
+
+
+def effect_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
     """What the loss gains when a client is left out of the mean: above 0 it helps."""
-    assert stored.clients is not None
     p = torch.as_tensor(history.weights(stored.ids), device=stored.clients.device)
-    clients = stored.clients.double()
+    clients, models = stored.clients.double(), [(stored.aggregated, stored.buffers)]
     distance = float((p @ clients - stored.aggregated).norm())
-    note = ""
-    if len(p) and float(p.max()) >= 1:
-        note = "one client is all of the average"
-    elif distance > SAME * float(stored.aggregated.norm()):
-        note = "the server does more than the weighted mean of the clients"
-    models = [(stored.aggregated, stored.buffers)]
-    for j in range(0 if note else len(p)):
+    is_mean = distance <= SAME * float(stored.aggregated.norm()) and float(p.max()) < 1
+    for j in range(len(p) if is_mean else 0):
         others = p.clone()
         others[j] = 0
         others /= others.sum()
         buffers = {name: mean_of(b, others) for name, b in stored.client_buffers.items()}
         models.append(((others @ clients).to(stored.clients.dtype), buffers or stored.buffers))
     losses = history.evaluate(models).loss[:, stretch]
-    rows: list[Row] = []
     for j, client in enumerate(stored.ids):
         row: Row = {"metric": "effect", "estimator": "exact", "moment": "aggregated"}
-        row |= {"scope": "client", "client": client, "value": None, "note": note or None}
-        rows.append(row if note else {**row, **sample_mean(losses[j + 1] - losses[0])})
-    return rows
+        row |= {"scope": "client", "client": client, "value": None}
+        numbers = sample_mean(losses[j + 1] - losses[0]) if is_mean else {"note": NO_MEAN}
+        yield {**row, **numbers}
 
 
 def mean_of(buffer: Tensor, p: Tensor) -> Tensor:
@@ -149,44 +138,30 @@ def mean_of(buffer: Tensor, p: Tensor) -> Tensor:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """The last round: the terms of every update beside the true change of the loss, the terms along the top Hessian eigenvectors
-    (means over the clients), and what the loss gains without each client. Raises FldiagError for another table."""
-    select(frame, "change", "picture of the account")
-    rows = only(frame, round=last_round(frame, "change"))
-    exact = only(rows, estimator="exact")
-    eigen = only(rows, estimator="eigen", moment="trained")
-    effect = only(exact, metric="effect").dropna(subset=["value"])
-    change = only(exact, metric="change")
+    """The last round: the terms of every update beside the true change of the loss, and what the loss gains without each client,
+    with standard errors over the examples."""
+    rows = only(frame, round=last_round(frame, "change"), estimator="exact")
+    change, effect = only(rows, metric="change"), only(rows, metric="effect")
+    names = ["all" if pd.isna(client) else f"{client:g}" for client in change["client"]]
+    values = {text: floats(only(rows, metric=m)["value"]) for m, text in TERMS.items()}
+    places, stride = range(len(names)), -(-len(names) // 10)
+    colors = [style.look(place).color for place in (2, 5, 4)]
+    diamond: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "markersize": 3}
     with style.paper():
-        fig, (terms, along, without) = style.panels(3, 2.4)
-        names = ["all" if pd.isna(k) else f"{k:g}" for k in change["client"]]
-        values = {text: floats(only(exact, metric=m)["value"]) for m, text in TERMS.items()}
-        pd.DataFrame(values, names).plot.bar(ax=terms, **BARS)
-        mark: dict[str, Any] = {"marker": "D", "color": "black", "markerfacecolor": "white"}
-        mark |= {"linestyle": "none", "markersize": 4 if len(names) <= 20 else 2}
-        terms.plot(range(len(names)), floats(change["value"]), label="true change", **mark)
-        terms.set(title="every update", xlabel="client (all: aggregated)")
-        means = eigen.astype({"value": float}).pivot_table("value", "index", "metric")
-        if len(means):
-            means = means[["linear", "quadratic"]].reindex([*sorted(means.index[1:]), 0])
-            means.rename(index={0: "rest"}).plot.bar(ax=along, **BARS)
-        along.set(title="along eigenvectors", xlabel="eigenvector (mean of clients)")
-        error = np.nan_to_num(floats(effect["stderr"]))
-        point: dict[str, Any] = {**style.look(1).point, "elinewidth": 0.7}
-        without.errorbar(range(len(effect)), floats(effect["value"]), error, **point)
-        without.set_xticks(range(len(effect)), [f"{k:g}" for k in effect["client"]])
-        without.set(title="average without a client", xlabel="client left out")
-        for ax, has_rows in ((terms, True), (along, len(means)), (without, len(effect))):
-            if not has_rows:
-                ax.remove()
-                continue
+        fig, axes = style.panels(1 + effect["value"].notna().any(), 2.4)
+        pd.DataFrame(values, names).plot.bar(ax=axes[0], stacked=True, color=colors, legend=False)
+        axes[0].plot(places, floats(change["value"]), "D", label="true change", **diamond)
+        axes[0].set(title="every update", xlabel="client (all: aggregated)")
+        for ax in axes[1:]:
+            error, point = np.nan_to_num(floats(effect["stderr"])), style.look(1).point
+            ax.errorbar(places[:-1], floats(effect["value"]), error, elinewidth=0.7, **point)
+            ax.set(title="average without a client, ± standard error", xlabel="client left out")
+        for ax, last in zip(axes, (len(names), len(effect)), strict=False):
+            ax.set_xticks(places[:last:stride], names[:last:stride], rotation=0)
             ax.set_ylabel(f"change of the {rows['slice'].dropna().iloc[0]} loss")
-            places, texts = list(ax.get_xticks()), ax.get_xticklabels()
-            stride = -(-len(places) // 8)  # the last one always has its name
-            ax.set_xticks(places[::-stride], [t.get_text() for t in texts[::-stride]], rotation=0)
             ax.axhline(0, color="black", linewidth=0.6)
             ax.grid(True, axis="y")
-        style.legend(fig, *terms.get_legend_handles_labels())
+        style.legend(fig, *axes[0].get_legend_handles_labels())
         fig.suptitle(f"round {int(rows['round'].iloc[0])}", fontsize=8.5)
     return fig
 
@@ -198,15 +173,14 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         f"change of the {options['slice']} loss by every update = linear + quadratic + rest; change of the loss of the average "
         "when a client is left out"
     )
-    lines = []
+    lines: list[Row] = []
     for client in only(last, metric="change")["client"]:
         rows = only(last, client=client)
         line: Row = {"client": "all" if pd.isna(client) else f"{client:g}"}
         line |= {m: number(rows, m) for m in ("change", *TERMS)}
-        line["effect"] = number(rows, "effect")
-        lines.append({**line, "stderr": number(rows, "effect", column="stderr")})
-    headings = {"effect": "without it", "stderr": "± stderr"}
-    yield Small(lines, {name: headings.get(name, name) for name in lines[0]})
+        line["without it"] = number(rows, "effect")
+        lines.append({**line, "± stderr": number(rows, "effect", column="stderr")})
+    yield Small(lines, {name: name for name in lines[0]})
     yield from missing_notes(frame)
 
 
@@ -232,14 +206,11 @@ def account(
         float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
     ] = 1e-3,
     max_products: Annotated[
-        int,
-        Field(ge=1, description="Maximum number of Hessian-vector products for the eigenvalues."),
+        int, Field(ge=1, description="Most Hessian-vector products for the eigenvalues.")
     ] = 100,
     every_round: Annotated[
         bool | None,
-        Field(
-            description="Use all rounds instead of only the last (default if --rounds is given)."
-        ),
+        Field(description="All rounds, not only the last (default if --rounds is given)."),
     ] = None,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
@@ -280,7 +251,5 @@ def account(
     options: dict[str, Any] = {"slice_name": slice, "k": k, "tol": tol, "seed": seed}
     options |= {"max_products": max_products, "every_round": every_round}
     rows = history.map_rounds(round_rows, **options)
-    rows = [
-        {"masked": row["value"] is None or not np.isfinite(row["value"]), **row} for row in rows
-    ]
+    rows = [{"masked": bool(pd.isna(row["value"])), **row} for row in rows]
     return table([*rows, *history.notes], **history.common)

@@ -21,7 +21,7 @@ from fldiag.execution import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.params import Layout, cosine
 from fldiag.plotting import style
-from fldiag.plotting.shapes import compares_runs, lines, select
+from fldiag.plotting.shapes import compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
@@ -74,9 +74,6 @@ def round_rows(
     representation: bool,
 ) -> list[Row]:
     """The numbers of one round; none where no client's weights are finite."""
-    stored = history.finite(stored)
-    if not stored.ids:
-        return []
     rows = weight_rows(stored, history.layout, history.weights(stored.ids))
     if history.alone:
         return rows
@@ -112,7 +109,6 @@ def products(rows: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Ten
 
 def weight_rows(stored: Stored, layout: Layout, p: np.ndarray) -> list[Row]:
     """Distances and cosines of the clients' weights and updates; ``p``: the clients' shares [K] of the average."""
-    assert stored.clients is not None and stored.received is not None
     server = stored.aggregated - stored.received
     # the server's update is the last row
     sums = products(torch.cat([stored.moved, server[None]]), layout)
@@ -249,14 +245,9 @@ def cka(a: Tensor, b: Tensor) -> float | None:
     1.0
     """
     a, b = (v.double() - v.double().mean(0) for v in (a, b))
-    if len(a) <= max(a.shape[1], b.shape[1]):  # the smaller of the two equal forms
-        k, l = a @ a.T, b @ b.T
-        cross, sizes = (k * l).sum(), [torch.linalg.matrix_norm(v) for v in (k, l)]
-    else:
-        cross = (a.T @ b).square().sum()
-        sizes = [torch.linalg.matrix_norm(v.T @ v) for v in (a, b)]
+    cross, *sizes = (torch.linalg.matrix_norm(u.T @ v) for u, v in ((a, b), (a, a), (b, b)))
     size = float(sizes[0] * sizes[1])
-    return float(cross) / size if size else None
+    return float(cross.square()) / size if size else None
 
 
 def features(history: History, weights: Weights) -> Tensor:
@@ -307,13 +298,11 @@ def mean_rows(history: History, rows: list[Row]) -> list[Row]:
         scaled=("scaled", "mean"),
         n_steps=("n_steps", "sum"),
     )
-    averages: list[Row] = []
+    pool, averages = None if history.alone else history.pool, list[Row]()
     for row in means.reset_index().to_dict("records"):
         row |= {"scope": "global", "slice": "train"}
-        if row["estimator"] == "exact":
-            pool = history.pool
-            del row["n_steps"]
-            row["n_examples"] = pool.clients.stop - pool.clients.start
+        if pool and row["estimator"] == "exact":
+            row |= {"n_steps": None, "n_examples": pool.clients.stop - pool.clients.start}
             if row["metric"] == "cka":
                 row |= {"slice": pool.split, "n_examples": pool.test.stop}
         averages.append(row)
@@ -325,21 +314,20 @@ def mean_rows(history: History, rows: list[Row]) -> list[Row]:
 
 @compares_runs
 def draw(table: pd.DataFrame) -> Figure:
-    """Means over the clients of every round, with standard errors; of several runs the first line of every panel, a line a run.
-    Raises FldiagError for another table."""
-    select(table, "global_local_divergence", "picture of drift")
+    """Means over the clients of every round, with standard errors; of several runs each panel's first line, a line a run."""
     rows = only(table, scope="global", moment=("trained", "received"), layer=None)
     rows = rows.dropna(subset=["value"])
     looks = style.looks(table["run"]) if table["run"].nunique() > 1 else None
     panels: dict[str, dict[str, pd.DataFrame]] = {}
     for label, metrics in PANELS.items():
-        parts = {
-            line_name(text, *key): part
-            for metric, text in metrics.items()
-            for key, part in only(rows, metric=metric).groupby(
-                ["estimator", "rho", "proximal"], dropna=False, sort=False
+        parts: dict[str, pd.DataFrame] = {}
+        for metric, text in metrics.items():
+            groups = only(rows, metric=metric).groupby(
+                ["estimator", "rho"], dropna=False, sort=False
             )
-        }
+            for (estimator, rho), part in groups:
+                name = text if pd.isna(rho) else f"ρ = {rho:g}"
+                parts["local steps" if estimator == "steps" else name] = part
         if looks and parts:
             name, part = next(iter(parts.items()))
             label, parts = f"{label}\n{name}".strip(), dict(list(part.groupby("run", sort=False)))
@@ -354,13 +342,6 @@ def draw(table: pd.DataFrame) -> Figure:
         if looks:
             style.legend_of_runs(fig, looks)
     return fig
-
-
-def line_name(text: str, estimator: str, rho: float, proximal: Any) -> str:
-    """What a line of a panel is called."""
-    if estimator == "steps":
-        return "local steps" + f", {proximal}" * (not pd.isna(proximal))
-    return text if pd.isna(rho) else f"ρ = {rho:g}"
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -411,10 +392,7 @@ def drift(
     ] = True,
     representation: Annotated[
         bool,
-        Field(
-            description="Also compute the CKA (similarity of representations) of trained "
-            "and received models."
-        ),
+        Field(description="Also compare representations (CKA) of trained and received models."),
     ] = True,
 ) -> pd.DataFrame:
     """Measure how clients drift apart: distances and cosines of weights, updates and gradients, proximal loss, CKA.

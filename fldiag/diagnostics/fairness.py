@@ -20,7 +20,7 @@ from fldiag.choices import BINS, FEWEST, ClientSlice
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, select
+from fldiag.plotting.shapes import floats
 from fldiag.registry import diagnostic
 from fldiag.results import uncertainty
 from fldiag.results.means import gini, share, worst_decile
@@ -115,7 +115,7 @@ def spreads(model: Answers, matrix: Any, weights: np.ndarray) -> dict[str, np.nd
 
 
 def spread_rows(model: Answers, matrix: Any) -> list[Row]:
-    """With basic bootstrap intervals over the examples."""
+    """With basic bootstrap intervals over the examples; without, where every resample gives the same value."""
     n = matrix.shape[1]
     draws = [spreads(model, matrix, weights) for weights in uncertainty.weights(n)]
     rows: list[Row] = []
@@ -123,15 +123,10 @@ def spread_rows(model: Answers, matrix: Any) -> list[Row]:
         value, sample = float(values[0]), np.concatenate([block[name] for block in draws])
         row: Row = {"metric": name, "estimator": "bayesian bootstrap", "value": value}
         is_odds = name in ACCURACIES and 0 < value < 1  # else every draw gives the same
-        interval = uncertainty.basic(
-            *(map(special.logit, (value, sample)) if is_odds else (value, sample))
-        )
-        ends = np.array([interval.low, interval.high], dtype=float)
-        if matrix.shape[0] < 2 and name in ("accuracy_variance", "accuracy_gini"):
-            row |= {"value": None, "estimator": "exact", "note": "one client has no spread"}
-        elif np.isnan(ends).any():  # as where all answers are wrong
-            row["note"] = "no interval: every resample of the examples gives the same value"
-        else:
+        scale: Any = special.logit if is_odds else np.asarray
+        interval = uncertainty.basic(scale(value), scale(sample))
+        if interval.low is not None:
+            ends = np.array([interval.low, interval.high])
             ends = special.expit(ends) if is_odds else np.maximum(ends, 0.0)
             row |= {"low": ends[0], "high": ends[1], "stderr": float(sample.std())}
         rows.append(row)
@@ -160,33 +155,29 @@ def round_rows(
     rows: list[Row] = []
     for k, at in examples.items():
         base: Row = {"scope": "client", "client": k, "slice": f"client:{k}/{on}"}
-        accuracy = share(model.right[at].sum(), len(at))
-        row = {"metric": "accuracy", "estimator": "exact", "n_examples": len(at), **accuracy}
-        rows.append({**base, "size": len(history.parts[k]), **row})
+        base |= {"n_examples": len(at), "size": len(history.parts[k]), "estimator": "exact"}
+        rows.append({**base, "metric": "accuracy", **share(model.right[at].sum(), len(at))})
     times = matrix.sum(0)
-    base = {"scope": "global", "slice": f"clients/{on}", "n_examples": int(times.sum())}
-    base |= {"n_clients": len(examples), "n_different": int((times > 0).sum())}
     shares = np.bincount(y, weights=times, minlength=logits.shape[1]) / times.sum()
     guesses = {"accuracy": guess_accuracy(shares.tolist(), "test"), "loss": math.log(len(shares))}
-    totals = spread_rows(model, matrix)
-    for metric, estimator, value in (
-        ("loss", "exact", float(times @ model.loss / times.sum())),
-        ("ece_floor", "normal approximation", floor(model, times)),
-    ):
-        totals.append({"metric": metric, "estimator": estimator, "value": value})
+    base = {"scope": "global", "slice": f"clients/{on}", "n_examples": matrix.nnz}
+    base |= {"n_clients": len(examples), "n_different": int((times > 0).sum())}
+    totals: list[Row] = [
+        *spread_rows(model, matrix),
+        {"metric": "loss", "estimator": "exact", "value": times @ model.loss / times.sum()},
+        {"metric": "ece_floor", "estimator": "normal approximation", "value": floor(model, times)},
+    ]
     for row in totals:
         if row["metric"] in guesses:
             row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
-        rows.append({**base, **row})
-    return rows
+    return rows + [{**base, **row} for row in totals]
 
 
 # Picture and summary
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """The clients of the last round from worst to best with Wilson's intervals. Raises FldiagError for another table."""
-    select(table, "mean_accuracy", "picture of fairness")
+    """The clients of the last round from worst to best with Wilson's intervals."""
     rows = only(table, round=last_round(table, "mean_accuracy"))
     clients = only(rows, scope="client", metric="accuracy").dropna(subset=["value"])
     clients, totals = clients.sort_values(["value", "client"]), only(rows, scope="global")
@@ -242,9 +233,7 @@ def fairness(
     on: Annotated[
         ClientSlice,
         Field(
-            description="Examples of a client: test (test examples in its class mixture), own "
-            "(all test examples of its classes) or train (its training "
-            "examples)."
+            description="A client's examples: test (in its class mixture), own (classes), train."
         ),
     ] = "test",
     bins: Annotated[
@@ -255,9 +244,7 @@ def fairness(
     ] = FEWEST,
     every_round: Annotated[
         bool | None,
-        Field(
-            description="Use all rounds instead of only the last (default if --rounds is given)."
-        ),
+        Field(description="All rounds, not only the last (default if --rounds is given)."),
     ] = None,
 ) -> pd.DataFrame:
     """Measure how evenly the global model serves the clients, and how well its confidence is calibrated.
@@ -294,10 +281,10 @@ def fairness(
     rows = history.map_rounds(
         round_rows, every_round=every_round, clients=False, examples=clients, on=on, bins=bins
     )
-    small: Row = {"metric": "accuracy", "estimator": "exact", "scope": "client", "value": None}
-    small["note"] = "too few examples"
     for k in examples.keys() - clients.keys():
-        rows.append({**small, "client": k, "slice": f"client:{k}/{on}"})
+        few: Row = {"scope": "client", "client": k, "note": "too few examples", "value": None}
+        few |= {"metric": "accuracy", "estimator": "exact", "slice": f"client:{k}/{on}"}
+        rows.append(few)
     rows = [{"moment": "aggregated", "masked": row["value"] is None, **row} for row in rows]
     notes = [{"estimator": "exact", **note} for note in history.notes]
     return table([*rows, *notes], **history.common)

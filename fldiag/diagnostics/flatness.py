@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,13 +23,13 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.plotting import style
-from fldiag.plotting.shapes import dots, floats, lines, select, wide_range
+from fldiag.plotting.shapes import dots, floats, lines, wide_range
 from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, number, only
-from fldiag.results.summary import Item, Note, Say, Small, missing_notes
+from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History
 
@@ -46,6 +47,8 @@ LOOKS = {
     "parts: mean of Fₖ at wₖ": style.look(1),
     "parts at one point: mean of Fₖ at w": style.look(2),
 }
+
+
 # Of one model
 
 
@@ -55,12 +58,11 @@ def sharpness(problem: Problem, rho: float) -> Row:
     g, floor = problem.gradient(), noise_floor(problem.dtype)
     size = float(torch.linalg.vector_norm(g))
     if size < floor:
-        note = f"the gradient has norm {size:.1e}, rounding noise (below {floor:g})"
-        return {**row, "note": note}
+        return {**row, "note": f"the gradient has norm {size:.1e}, rounding noise"}
     before, after = problem.centre, problem.scores(problem.w.double() + rho / size * g)
-    row["value"] = after.loss - before.loss
-    if not math.isfinite(row["value"]):
-        return {**row, "value": None, "note": f"the loss after the step is {after.loss}"}
+    if not math.isfinite(after.loss):
+        return {**row, "note": f"the loss after the step is {after.loss}"}
+    row |= {"value": after.loss - before.loss}
     if before.each is not None and after.each is not None:
         change = after.each - before.each
         row |= {"value": float(change.mean()), "stderr": before.stderr_of(change)}
@@ -72,8 +74,7 @@ def flatness_rows(
     history: History,
     item: tuple[int, int | None, str],
     *,
-    rho: float,
-    adaptive_rho: float,
+    radii: tuple[float, float],
     steps: int,
     tol: float,
     rtol: float,
@@ -84,43 +85,43 @@ def flatness_rows(
 
     The model is the aggregated one, or the client's own (moment trained)."""
     r, client, moment = item
-    stored = history.stored(r).finite()
-    weights = stored.aggregated, stored.buffers
-    if client is not None and moment == "trained":
-        weights = stored.client(stored.ids.index(client))
-    place = history.pool.clients if client is None else history.pool.train_slice(client)
-    name = "train" if client is None else f"client:{client}/train"
-    columns: Row = {"round": r, "client": client}
+    stored = history.stored(r)
+    weights, place, name = (stored.aggregated, stored.buffers), history.pool.clients, "train"
+    if moment == "trained":
+        weights = stored.client(stored.ids.index(client))  # type: ignore[arg-type]
+    if client is not None:
+        place, name = history.pool.train_slice(client), f"client:{client}/train"
+    labels: Row = {"round": r, "client": client, "moment": moment}
+    labels["scope"] = "global" if client is None else "client"
     settings: dict[str, Any] = {"seed": seed, "progress": workspace().show}
     try:
-        problem = history.problem(weights, place, name)
-        rows = [*problem.centre.rows(problem), sharpness(problem, rho)]
+        problem = history.problem(weights, place, name, **labels)
+        rows = [*problem.centre.rows(problem), sharpness(problem, radii[0])]
         scale = adaptive_scale(problem)
-        adaptive = worst_case(problem, scale, adaptive_rho, steps=steps, seed=seed)
+        adaptive = worst_case(problem, scale, radii[1], steps=steps, seed=seed)
         products = max(100, max_products)
         pairs = eigenpairs(problem, 1, tol=tol, max_products=products, **settings)
         result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
     except FldiagError as error:
         owner = "the global model" if client is None else f"client {client} ({moment} weights)"
         note = f"{owner} is left out: {error.what}"
-        return [{**columns, "metric": "missing", "value": None, "note": note}]
+        return [{"metric": "missing", "round": r, "client": client, "value": None, "note": note}]
     trace, stderr = result.trace()
-    eigenvalue = {"value": float(pairs.values[0]), "converged": bool(pairs.converged[0])}
-    eigenvalue |= {"residual": float(pairs.residuals[0]), "bound": float(pairs.bounds[0])}
+    errors = {"value": pairs.values, "residual": pairs.residuals, "bound": pairs.bounds}
+    eigenvalue: Row = {key: float(values[0]) for key, values in errors.items()}
+    found = {"estimator": "lanczos", "converged": bool(pairs.converged[0])}
     exactness = {"estimator": result.estimator(), "converged": result.converged}
     rows += [
         {**adaptive, "metric": "adaptive_sharpness"},
-        {"metric": "eigenvalue", "index": 1, "estimator": "lanczos", **eigenvalue},
-        {"metric": "trace", "value": trace, "stderr": stderr, **exactness},
+        {**found, "metric": "eigenvalue", "index": 1, **eigenvalue},
+        {**exactness, "metric": "trace", "value": trace, "stderr": stderr},
     ]
     training = history.training
     if moment == "trained" and "lr" in training and training.get("optimizer", "sgd") == "sgd":
         half = float(training["lr"]) * float(training.get("lr_decay", 1.0)) ** (r - 1) / 2
-        scaled = {key: half * eigenvalue[key] for key in ("value", "residual", "bound")}
-        rows.append({**eigenvalue, **scaled, "metric": "stability", "estimator": "lanczos"})
-    columns |= {"moment": moment, "scope": "global" if client is None else "client"}
-    columns |= {"slice": name, "n_examples": problem.n}
-    return [{**columns, **row} for row in rows]
+        scaled = {key: half * value for key, value in eigenvalue.items()}
+        rows.append({**found, "metric": "stability", **scaled})
+    return [{**problem.common, **row} for row in rows]
 
 
 # The whole against its parts
@@ -131,27 +132,25 @@ def gap_rows(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
 
     ``sizes``: examples by client."""
     gaps: list[Row] = []
-    for metric in MEASURES:
-        group = [row for row in rows if row["metric"] == metric]
-        whole = next((row for row in group if row["client"] is None), {"value": None})
-        for moment in ("trained", "aggregated"):
-            parts = [r for r in group if r["client"] is not None and r["moment"] == moment]
-            mean = mean_of_parts([row for row in parts if row["value"] is not None], sizes)
-            mean |= {"moment": moment, "index": 1 if metric == "eigenvalue" else None}
-            if mean["n_clients"] < len(parts):
-                mean["note"] = f"clients without a value: {len(parts) - mean['n_clients']}"
-            gap: Row = {**mean, "metric": f"{metric}_gap", "slice": "train"}
-            if mean["value"] is not None and whole["value"] is None:
-                reason = whole.get("note", "the global model could not be measured")
-                gap |= {"value": None, "stderr": None, "note": reason}
-            elif mean["value"] is not None:
-                gap["value"] = whole["value"] - mean["value"]
-                gap["residual"] += error(whole)
-                gap["converged"] = gap["converged"] and whole.get("converged", True)
-                # at one point the whole is of the same clients: other clients would move both
-                gap["stderr"] = mean["stderr"] if moment == "trained" else None
-            gaps += [{**mean, "metric": f"{metric}_parts", "slice": "client:*/train"}, gap]
-    return [{"scope": "global", **row} for row in gaps]
+    for metric, moment in product(MEASURES, ("trained", "aggregated")):
+        group = [row for row in rows if row["metric"] == metric and row["value"] is not None]
+        whole = next((row for row in group if row["client"] is None), None)
+        parts = [r for r in group if r["client"] is not None and r["moment"] == moment]
+        mean = {"scope": "global", "moment": moment, **mean_of_parts(parts, sizes)}
+        mean["index"] = 1 if metric == "eigenvalue" else None
+        gap = {**mean, "metric": f"{metric}_gap", "slice": "train"}
+        if parts and whole is None:
+            reason = "the global model could not be measured"
+            gap |= {"value": None, "stderr": None, "note": reason}
+        elif whole is not None and parts:
+            gap |= {
+                "value": whole["value"] - mean["value"],
+                "residual": mean["residual"] + error(whole),
+            }
+            # at one point the whole is of the same clients: other clients would move both
+            gap["stderr"] = mean["stderr"] if moment == "trained" else None
+        gaps += [{**mean, "metric": f"{metric}_parts", "slice": "client:*/train"}, gap]
+    return gaps
 
 
 def mean_of_parts(parts: Sequence[Row], sizes: Mapping[int, int]) -> Row:
@@ -164,12 +163,11 @@ def mean_of_parts(parts: Sequence[Row], sizes: Mapping[int, int]) -> Row:
     n = np.array([sizes[row["client"]] for row in parts], dtype=float)
     p, values = n / n.sum(), np.array([row["value"] for row in parts])
     value = math.fsum(p * values)
-    variance = m / (m - 1) * np.sum((p * (values - value)) ** 2) if m > 1 else 0
+    squares = np.sum((p * (values - value)) ** 2)
     return {
         "value": value,
-        "stderr": float(np.sqrt(variance)) if m > 1 else None,
+        "stderr": float(np.sqrt(m / (m - 1) * squares)) if m > 1 else None,
         "residual": float(p @ np.array([error(row) for row in parts])),
-        "converged": all(row.get("converged", True) for row in parts),
         "n_clients": m,
         "n_examples": int(n.sum()),
         "estimator": " and ".join(sorted({row["estimator"] for row in parts})),
@@ -186,8 +184,7 @@ def error(row: Row) -> float:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Every measure of the whole, of its parts at their trained weights (band: standard error over the clients; a dot a client)
-    and of its parts at the whole's weights, over the rounds. Raises FldiagError for another table."""
-    select(frame, "trace_gap", "picture of flatness")
+    and of its parts at the whole's weights, over the rounds."""
     with style.paper():
         fig, axes = style.panels(len(MEASURES), 2.1, across=4, least=1.6)
         for ax, (metric, title) in zip(axes, MEASURES.items(), strict=True):
@@ -203,7 +200,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """Whole, parts and gaps of the last round, and how many numbers are masked."""
+    """Whole, parts and gaps of the last round."""
     last = only(frame, scope="global", round=last_round(frame, "trace_gap"))
     yield Say("F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights")
     cells: list[Row] = []
@@ -211,14 +208,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         cell: Row = {"measure": text, "F at w": number(last, metric)}
         for moment, at in (("trained", "w_k"), ("aggregated", "w")):
             cell[f"F_k at {at}"] = number(last, f"{metric}_parts", moment=moment)
-            gaps = only(last, metric=f"{metric}_gap", moment=moment)
-            cell |= {f"gap at {at}": number(gaps), f"± at {at}": number(gaps, column="stderr")}
+            cell[f"gap at {at}"] = number(last, f"{metric}_gap", moment=moment)
+        cell["± at w_k"] = number(last, f"{metric}_gap", column="stderr", moment="trained")
         cells.append(cell)
     yield Small(cells, {name: name for name in cells[0]})
-    masked = only(frame, masked=True)
-    masked = masked[masked["metric"] != "missing"]
-    if len(masked):
-        yield Note(f"{len(masked)} numbers are masked, such as: {masked['note'].iloc[0]}")
     yield from missing_notes(frame)
 
 
@@ -243,11 +236,7 @@ def flatness(
         float, Field(gt=0, description="Radius of the adaptive sharpness: ‖δ/|w|‖₂ ≤ ρ.")
     ] = 0.5,
     steps: Annotated[
-        int,
-        Field(
-            ge=1,
-            description="Maximum number of gradients of each of the two ascents of an adaptive sharpness.",
-        ),
+        int, Field(ge=1, description="Most gradients of each ascent of an adaptive sharpness.")
     ] = 5,
     every: Annotated[
         int, Field(ge=1, description="Measure flatness in every N-th round and the last.")
@@ -301,17 +290,16 @@ def flatness(
     Raises:
         FldiagError: no round has client weights, or in no round the curvature can be computed.
     """
-    settings = {"rho": rho, "adaptive_rho": adaptive_rho, "steps": steps, "tol": tol}
+    settings: dict[str, Any] = {"radii": (rho, adaptive_rho), "steps": steps, "tol": tol}
     settings |= {"rtol": rtol, "max_products": max_products, "seed": seed}
     places = {k: history.pool.train_slice(k) for k in range(len(history.parts))}
     sizes = {k: place.stop - place.start for k, place in places.items() if place.stop > place.start}
-    rounds = sorted({r for r in history.rounds if r % every == 0} | {history.rounds[-1]})
     rows: list[Row] = []
     for stored in history.each():
         r = stored.round
-        if not stored.complete or r not in rounds:
+        if r % every and r != history.rounds[-1]:
             continue
-        trained = history.finite(stored).ids
+        trained = stored.ids
         for k in set(trained) - set(sizes):
             history.note(r, f"client {k} has no training examples: left out", k)
         items = [(r, None, "aggregated"), *((r, k, "aggregated") for k in sizes)]
@@ -320,7 +308,7 @@ def flatness(
         models = [row for result in results for row in result]
         rows += [*models, *({"round": r, **row} for row in gap_rows(models, sizes))]
     if all(row["value"] is None for row in rows):
-        reasons = [row["note"] for row in rows] + ["no measured round has client weights"]
-        raise FldiagError(f"no round has a flatness: {reasons[0]}", "choose other rounds")
+        reason = rows[0]["note"] if rows else "no measured round has client weights"
+        raise FldiagError(f"no round has a flatness: {reason}", "choose other rounds")
     rows = [{"masked": row["value"] is None, **row} for row in rows]
     return table([*rows, *history.notes], **history.common)

@@ -17,15 +17,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from fldiag.errors import counted
 from fldiag.plotting import style
-from fldiag.plotting.shapes import MANY, cells, compares_runs, lines, percentiles, select
+from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean, share
 from fldiag.results.numbers import Number
 from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of
 from fldiag.results.standing import guess_accuracy
-from fldiag.results.summary import Item, Note, Say, missing_notes, of_rounds, plus_minus
+from fldiag.results.summary import Item, Say, missing_notes, of_rounds, plus_minus
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
@@ -70,7 +69,7 @@ NUMBERS = (
 
 def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> list[Row]:
     """The numbers of one round; of the aggregated model alone where it has no client weights."""
-    ids, pool = stored.ids if stored.complete else (), history.pool
+    ids, pool = stored.ids, history.pool
     models: list[tuple[str, int | None, Weights]] = []
     models += [("received", None, stored.start)] if ids else []
     has_starts = bool(ids) and stored.starts is not None
@@ -78,13 +77,15 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
     models += [("trained", k, stored.client(j)) for j, k in enumerate(ids)]
     models.append(("aggregated", None, (stored.aggregated, stored.buffers)))
     scores = history.evaluate([weights for _, _, weights in models], test=not own)
+    losses = np.where(np.array(scores.valid)[:, None], scores.loss, np.nan)
     rows: list[Row] = []
 
     def add(metric: str, about: Row, sample: np.ndarray, of: Callable[..., Row]) -> None:
         row: Row = {"value": None, "stderr": None}
         if len(sample) >= min_count and not np.isnan(sample).any():
             row = of(sample)
-        rows.append({**about, "metric": metric, "n_examples": len(sample), **row})
+        about = {"slice": pool.split, "n_examples": len(sample), **about}
+        rows.append({**about, "metric": metric, **row})
 
     classes, labels = 0, pool.y[pool.test].cpu().numpy()
     guesses: dict[str, float | None] = {"loss": None}
@@ -101,30 +102,27 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
             owner = "" if k is None else f" of client {k}"
             history.note(stored.round, f"the {moment} weights{owner} give no numbers", k)
         for name, examples in slices(pool, ids if k is None else (k,), own).items():
-            about = {**base, "slice": name}
-            if k is None and name == pool.split:
-                about["inputs"] = history.dataset.scaling
             if classes:
-                add("accuracy", about, right[i, examples], share_of)
-            losses = scores.loss[i, examples] if scores.valid[i] else np.full(len(examples), np.nan)
-            add("loss", about, losses, sample_mean)
-            for row in rows[-2:] if "inputs" in about else ():
-                row["guess"] = guesses[row["metric"]]
+                add("accuracy", {**base, "slice": name}, right[i, examples], share_of)
+            add("loss", {**base, "slice": name}, losses[i, examples], sample_mean)
         for c, member in enumerate(members):
-            about = {**base, "slice": pool.split, "index": c}
-            add("class_accuracy", about, right[i, pool.test][member], share_of)
+            add("class_accuracy", {**base, "index": c}, right[i, pool.test][member], share_of)
+    for row in rows:
+        is_whole = row["scope"] == "global" and row["slice"] == pool.split
+        if is_whole and row["metric"] in guesses:
+            row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
     place = {(moment, k): i for i, (moment, k, _) in enumerate(models)}
     for k in ids if classes else ():
         received = place["received", k if has_starts else None]
         moments = {"received": received, "trained": place["trained", k], "aggregated": -1}
         answers = {moment: right[i, pool.test] for moment, i in moments.items()}
-        base = {"moment": "trained", "scope": "client", "client": k, "slice": pool.split}
+        base = {"moment": "trained", "scope": "client", "client": k}
         drop = answers["received"] - answers["trained"]
         add("drop", base, drop, sample_mean)
         for c, member in enumerate(members):
             add("class_forgetting", {**base, "index": c}, drop[member], sample_mean)
         drops = [row["value"] for row in rows[-classes:] if row["value"] is not None]
-        row = {**base, "metric": "forgetting", "n_examples": len(drop)}
+        row = {**base, "metric": "forgetting", "slice": pool.split, "n_examples": len(drop)}
         rows.append({**row, "value": max(drops, default=None)})
         is_seen = (class_counts(history, k) > 0)[labels]
         for moment, values in answers.items():
@@ -141,12 +139,10 @@ def share_of(right: np.ndarray) -> Row:
 def slices(pool: ExamplePool, clients: Sequence[int], own: bool) -> dict[str, np.ndarray]:
     """Name -> positions in the pool of the examples on which models of these clients are judged."""
     places = {pool.split: np.r_[pool.test]}
-    everyone = np.r_[pool.clients]
     for k in clients if own else ():
-        train = pool.train_slice(k)
-        places[f"client:{k}/train"] = np.r_[train]
-        is_other = (everyone < train.start) | (everyone >= train.stop)
-        places[f"client:{k}/others"] = everyone[is_other]
+        train = np.r_[pool.train_slice(k)]
+        places[f"client:{k}/train"] = train
+        places[f"client:{k}/others"] = np.setdiff1d(np.r_[pool.clients], train)
     return places
 
 
@@ -173,71 +169,6 @@ def class_counts(history: History, client: int) -> np.ndarray:
     return np.bincount(labels.cpu().numpy(), minlength=history.dataset.classes)
 
 
-# Over the rounds
-
-
-def over_rounds(rows: list[Row]) -> list[Row]:
-    """``backward_transfer`` and ``average_forgetting``; round 0 is the initial model."""
-    cells = []
-    for row in rows:
-        if row["metric"] == "class_accuracy" and row["scope"] == "global":
-            if row["moment"] == "aggregated":
-                cells.append(row)
-            elif row["round"] == 1:
-                cells.append({**row, "round": 0})
-    wide = pd.DataFrame(cells, columns=["round", "index", "value", "stderr", "n_examples", "slice"])
-    if wide["round"].nunique() < 2:
-        return []
-    base = {"moment": "aggregated", "scope": "global", "slice": wide.pop("slice").iloc[0]}
-    wide = wide.astype(float).pivot(index="round", columns="index")
-    accuracy, stderr, n = wide["value"], wide["stderr"], wide["n_examples"].iloc[-1].astype(int)
-    later = accuracy.loc[1:].dropna(how="all")
-    changes: list[Row] = []
-    for t, values in (later - later.cummax().shift()).iloc[1:].iterrows():
-        about = {**base, "metric": "backward_transfer", "round": int(t)}
-        changes += class_rows(about, pd.DataFrame({"value": values, "n_examples": n}))
-    last = int(accuracy.index[-1])
-    past = accuracy.loc[: last - 1]
-    since = past.fillna(-1).iloc[::-1].idxmax()  # the latest of equal maxima
-    cells = pd.DataFrame({"value": past.max() - accuracy.loc[last], "n_examples": n})
-    best = [stderr.at[t, c] for c, t in since.items()]
-    cells["stderr"], cells["since"] = np.hypot(best, stderr.loc[last]), since
-    cells["compared"] = past.notna().sum()
-    about = {**base, "metric": "average_forgetting", "round": last}
-    *each, mean = class_rows(about, cells)
-    missing = sorted({*range(last)} - {*accuracy.index.astype(int)})
-    if mean["value"] is not None:
-        mean["compared"] = last - len(missing)
-        if missing:
-            rest = (
-                f"{counted(len(missing), 'round')} ({', '.join(map(str, missing))}) gave no numbers"
-            )
-            mean["note"] = (
-                f"the best of {mean['compared']} of {last} rounds before the last, as {rest}"
-            )
-    return [*changes, *each, mean]
-
-
-def class_rows(about: Row, cells: pd.DataFrame) -> list[Row]:
-    """A row a class, and one of their mean over those that have a value; errors are taken as independent."""
-    known = cells.dropna(subset=["value"])
-    note = "too few examples of the class, or no numbers of the last round or of those before"
-    nothing = {"value": None, "stderr": None, "note": note}
-    rows = [
-        {**about, "index": int(c), **(row if c in known.index else {**row, **nothing})}
-        for c, row in zip(cells.index, cells.to_dict("records"), strict=True)
-    ]
-    mean: Row = {**about, "value": None, "n_examples": int(known["n_examples"].sum())}
-    if known.empty:
-        mean["note"] = rows[0].get("note")
-    else:
-        mean["value"] = float(known["value"].mean())
-        if "stderr" in known:
-            error = float(np.sqrt(np.square(known["stderr"]).sum())) / len(known)
-            mean |= {"stderr": error, "n_classes": len(known)}
-    return [*rows, mean]
-
-
 def class_examples(history: History, clients: set[int]) -> list[Row]:
     """How many training examples of every class these clients have."""
     if history.dataset.regression:
@@ -257,18 +188,58 @@ def class_examples(history: History, clients: set[int]) -> list[Row]:
     ]
 
 
+# Over the rounds
+
+
+def over_rounds(rows: list[Row]) -> list[Row]:
+    """``backward_transfer`` and ``average_forgetting``; round 0 is the initial model."""
+    of_classes = [r for r in rows if r["metric"] == "class_accuracy" and r["scope"] == "global"]
+    start = [{**r, "round": 0} for r in of_classes if r["moment"] == "received" and r["round"] == 1]
+    after = [row for row in of_classes if row["moment"] == "aggregated"]
+    columns = ["round", "index", "value", "stderr", "n_examples"]
+    wide = pd.DataFrame([*start, *after], columns=columns).astype(float)
+    if wide["round"].nunique() < 2:
+        return []
+    base: Row = {"moment": "aggregated", "scope": "global", "slice": after[0]["slice"]}
+    wide = wide.pivot(index="round", columns="index")
+    accuracy, stderr, n = wide["value"], wide["stderr"], wide["n_examples"].iloc[-1].astype(int)
+    later = accuracy.loc[1:].dropna(how="all")
+    changes: list[Row] = []
+    for t, values in (later - later.cummax().shift()).iloc[1:].iterrows():
+        transfer = pd.DataFrame({"value": values, "n_examples": n})
+        changes += class_rows({**base, "metric": "backward_transfer", "round": int(t)}, transfer)
+    past, last = accuracy.iloc[:-1], accuracy.index[-1]
+    since = past.fillna(-1).iloc[::-1].idxmax()  # the latest of equal maxima
+    forgotten = pd.DataFrame({"value": past.max() - accuracy.loc[last], "n_examples": n})
+    best = [stderr.at[t, c] for c, t in since.items()]
+    forgotten["stderr"], forgotten["since"] = np.hypot(best, stderr.loc[last]), since
+    forgotten["compared"] = past.notna().sum()
+    about = {**base, "metric": "average_forgetting", "round": int(last)}
+    return changes + class_rows(about, forgotten)
+
+
+def class_rows(about: Row, cells: pd.DataFrame) -> list[Row]:
+    """A row a class, and one of their mean over those that have a value; errors are taken as independent."""
+    known = cells.dropna(subset=["value"])
+    mean: Row = {"value": known["value"].mean(), "n_examples": int(known["n_examples"].sum())}
+    if "stderr" in known and len(known):
+        error = float(np.sqrt(np.square(known["stderr"]).sum())) / len(known)
+        mean |= {"stderr": error, "n_classes": len(known), "compared": known["compared"].max()}
+    each = zip(cells.index, cells.to_dict("records"), strict=True)
+    return [*({**about, "index": int(c), **row} for c, row in each), {**about, **mean}]
+
+
 # Picture and summary
 
 
 @compares_runs
 def draw(table: pd.DataFrame) -> Figure:
     """Accuracy (of regression: loss) by moment over the rounds with standard errors, and what each client forgot of each class
-    in the last round; of several runs a panel a moment with a line a run, and a heatmap a run. Raises FldiagError for another
-    table.
+    in the last round; of several runs a panel a moment with a line a run, and a heatmap a run.
 
     Of many clients the heatmap has percentiles over them, each class by itself; grey cells rest on too few examples."""
     metric = "accuracy" if (table["metric"] == "accuracy").any() else "loss"
-    rows = only(select(table, metric, "picture of forgetting"), slice=split_of(table), **WHOLE)
+    rows = only(table, metric=metric, slice=split_of(table), **WHOLE)
     curves = pd.concat([only(rows, moment=moment) for moment in MOMENTS])
     runs = dict(list(table.groupby("run", sort=False)))
     looks = style.looks(runs) if len(runs) > 1 else None
@@ -282,8 +253,7 @@ def draw(table: pd.DataFrame) -> Figure:
         for ax, (name, rows) in zip(axes, panels, strict=False):
             parts = {MOMENTS.get(key, key): part for key, part in rows.groupby(hue, sort=False)}
             lines(ax, parts, looks)
-            ax.set_ylabel(f"{SPLITS[split_of(table)]} {metric}")
-            ax.set_title(MOMENTS.get(name, ""))
+            ax.set(title=MOMENTS.get(name, ""), ylabel=f"{SPLITS[split_of(table)]} {metric}")
             if ax is not axes[0]:
                 ax.sharey(axes[0])
         if metric == "accuracy":
@@ -302,25 +272,26 @@ def draw(table: pd.DataFrame) -> Figure:
 def class_cells(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Clients by classes in the last round."""
     rows = only(table, metric=metric)
-    rows = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
+    rows = only(rows, round=[None, rows["round"].max()])
     rows = rows.astype({"client": int, "index": int, "value": float})
     return rows.pivot(index="client", columns="index", values="value")
 
 
 def draw_classes(ax: Axes, wide: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
     """A heatmap with a dot where the client has no example of the class."""
-    is_large = len(wide) > MANY
     absent = np.argwhere(examples.reindex_like(wide).to_numpy() == 0)
-    values = percentiles(wide) if is_large else wide
-    ax.set_facecolor("#bbbbbb")
-    colors = {"vmin": -reach, "vmax": reach, "cmap": style.DIVERGING}
-    cells(ax, values, **colors, cbar_kws={"label": "received − trained"})
-    notes = ["grey: too few examples"] * bool(values.isna().any(axis=None))
-    if not is_large and len(absent):
+    notes = ["grey: too few examples"] * bool(wide.isna().any(axis=None))
+    ylabel = "client"
+    if len(wide) > MANY:
+        wide = wide.quantile(np.linspace(0, 1, 11)).set_axis(range(0, 101, 10), axis="index")
+        ylabel = "percentile of the clients"
+    elif len(absent):
         ax.plot(*absent[:, ::-1].T + 0.5, ".", color="#222222", markersize=3)
         notes.insert(0, "dot: client has none")
-    ax.set_xlabel("class" + f" ({'; '.join(notes)})" * bool(notes))
-    ax.set_ylabel("percentile of the clients" if is_large else "client")
+    ax.set_facecolor("#bbbbbb")
+    colors = {"vmin": -reach, "vmax": reach, "cmap": style.DIVERGING}
+    cells(ax, wide, **colors, cbar_kws={"label": "received − trained"})
+    ax.set(xlabel="class" + f" ({'; '.join(notes)})" * bool(notes), ylabel=ylabel)
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -339,8 +310,6 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         value = plus_minus(number(mean), number(mean, column="stderr"), share=True)
         last = int(mean["round"].iloc[0])
         yield Say(f"average forgetting (Chaudhry et al.) after round {last}: {value}")
-        notes = mean["note"].dropna() if "note" in mean else ()
-        yield from (Note(f"average forgetting: {note}") for note in notes)
     yield from missing_notes(table)
 
 
@@ -364,10 +333,7 @@ def forgetting(
     ] = 5,
     own: Annotated[
         bool,
-        Field(
-            description="Also measure on each client's own training data and on that of all "
-            "others, which takes most of the time."
-        ),
+        Field(description="Also on each client's own training data and that of all others."),
     ] = True,
 ) -> pd.DataFrame:
     """Measure what local training forgets: accuracy before and after, by class, client and round.
@@ -396,8 +362,8 @@ def forgetting(
 
     Raises FldiagError when no round has client weights.
     """
-    rows = history.map_rounds(round_rows, clients="some", min_count=min_count, own=own)
+    rows = history.map_rounds(round_rows, clients=False, min_count=min_count, own=own)
     clients = {row["client"] for row in rows if row["scope"] == "client"}
     rows += [*over_rounds(rows), *class_examples(history, clients)]
-    rows = [{**row, "masked": row["value"] is None} for row in rows]
+    rows = [{**row, "masked": bool(pd.isna(row["value"]))} for row in rows]
     return table([*rows, *history.notes], **history.common, estimator="exact")

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from fldiag import losses
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import bars, dots, floats, lines, select, wide_range
+from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.means import sample_mean
 from fldiag.results.select import last_round, number, only
-from fldiag.results.summary import Item, Note, Small, missing_notes
+from fldiag.results.summary import Item, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
@@ -48,14 +48,16 @@ MODELS = {
 }
 #: Examples on which clients' layers are compared.
 SIMILAR = 200
-NO_HEAD = "the model has no head: its output is not that of a linear layer after other layers"
+UNDEFINED = (
+    "not defined: no head, one class, targets that are no classes, or equal features or means"
+)
 
 
 # The measures
 
 
-def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str, float | str]:
-    """NC1 to NC4 (Papyan, Han and Donoho 2020) and the effective rank of features, or why there are none.
+def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str, float]:
+    """NC1 to NC4 (Papyan, Han and Donoho 2020) and the effective rank of features; nan where a number is not defined.
 
     Args:
         h: features [n, d] in float64.
@@ -69,20 +71,20 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     >>> y = torch.tensor([0, 0, 1, 1, 2, 2])
     >>> numbers = geometry_of(5 * corners[y], y, y, corners)
     >>> {name: round(abs(value), 6) for name, value in numbers.items()}
-    {'effective_rank': 2.0, 'nc4': 0.0, 'nc1': 0.0, 'nc2_norms': 0.0, 'nc2_cosines': 0.0, 'nc3': 0.0}
+    {'nc1': 0.0, 'nc2_norms': 0.0, 'nc2_cosines': 0.0, 'nc3': 0.0, 'nc4': 0.0, 'effective_rank': 2.0}
     """
+    numbers = dict.fromkeys(METRICS, math.nan)
     noise, largest = torch.finfo(torch.float32).eps, float(h.abs().max())
     if not math.isfinite(largest):
-        return dict.fromkeys(METRICS, "the features are not finite")
+        return numbers
     singular = torch.linalg.svdvals(h - h.mean(0))
     if float(singular.max()) <= noise * largest * math.sqrt(h.numel()):
-        return dict.fromkeys(METRICS, "the features are the same for all examples")
-    numbers: dict[str, float | str] = {"effective_rank": effective_rank(singular)}
-    classes = classes_of(y)
+        return numbers
+    numbers["effective_rank"] = effective_rank(singular)
+    classes = y.flatten().unique()
     count = len(classes)
-    if count < 2:
-        reason = "there is one class only" if count else "the targets are not one class an example"
-        return numbers | dict.fromkeys(COLLAPSE, reason)
+    if y.is_floating_point() or y.ndim > 1 or count < 2:
+        return numbers
     members = (y[:, None] == classes).to(h)
     sizes, label = members.sum(0), members.argmax(1)
     means = members.T @ h / sizes[:, None]
@@ -91,7 +93,7 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     between = means - means.mean(0)
     _, scales, directions = torch.linalg.svd(between / count**0.5, full_matrices=False)
     if float(scales.max()) <= noise * largest:
-        return dict.fromkeys(COLLAPSE, "the class means are the same") | numbers
+        return numbers
     is_direction = scales > noise * max(between.shape) * float(scales.max())
     is_direction[count - 1 :] = False  # the means minus their mean span one dimension less
     spread = (h - means[label]) @ directions[is_direction].T
@@ -103,16 +105,11 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     numbers["nc1"] = float((within / scales[is_direction].square()).sum()) / count
     numbers["nc2_norms"] = float(norms.std() / norms.mean())
     numbers["nc2_cosines"] = float(angles.mean())
-    if len(head) <= int(classes.max()):
-        return numbers | {"nc3": "the head has fewer outputs than there are classes"}
-    rows = head[classes] - head[classes].mean(0)
-    rows, means = (v / torch.linalg.matrix_norm(v) for v in (rows, between))
-    return numbers | {"nc3": float(torch.linalg.matrix_norm(rows - means))}
-
-
-def classes_of(y: Tensor) -> Tensor:
-    """The classes that occur among labels [n]; none where the targets are no classes."""
-    return y.new_empty(0) if y.is_floating_point() or y.ndim > 1 else y.unique()
+    if len(head) > int(classes.max()):
+        rows = head[classes] - head[classes].mean(0)
+        rows, means = (v / torch.linalg.matrix_norm(v) for v in (rows, between))
+        numbers["nc3"] = float(torch.linalg.matrix_norm(rows - means))
+    return numbers
 
 
 def effective_rank(singular: Tensor) -> float:
@@ -140,27 +137,26 @@ def unit_gram(output: Tensor) -> Tensor:
 
 
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
-    """The rows of the received, the aggregated and the trained models of a round; a text in place of a value says why there is
-    none."""
-    stored, stretch = history.finite(stored), history.stretch(split)
-    whole: Row = {"scope": "global", "slice": split}
-    trained: Row = {"moment": "trained", "scope": "client", "slice": split}
-    last = stored.aggregated, stored.buffers
-    rows = model_rows(history, stored.start, stretch, {**whole, "moment": "received"})
-    rows += model_rows(history, last, stretch, {**whole, "moment": "aggregated"})
-    of_clients = list[Row]()
-    for j, k in enumerate(stored.ids):
-        workspace().show(j, len(stored.ids), f"client {k}")
-        of_clients += model_rows(history, stored.client(j), stretch, {**trained, "client": k})
-    rows += of_clients
-    for metric in METRICS if of_clients else ():
-        values = [row["value"] for row in of_clients if row["metric"] == metric]
-        numbers = [value for value in values if not isinstance(value, str)]
-        row = {**whole, "moment": "trained", "metric": metric, "n_clients": len(numbers)}
-        rows.append({**row, **(sample_mean(numbers) if numbers else {"value": values[0]})})
-    if stored.ids:
-        rows += similarity_rows(history, stored, stretch, {**trained, "metric": "cka"})
-    return rows
+    """The rows of the received, the aggregated and the trained models of a round."""
+    stretch = history.stretch(split)
+    models: list[tuple[str, int | None, Weights]] = [
+        ("received", None, stored.start),
+        ("aggregated", None, (stored.aggregated, stored.buffers)),
+        *(("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)),
+    ]
+    rows: list[Row] = []
+    for done, (moment, k, weights) in enumerate(models):
+        workspace().show(done, len(models), f"{moment} weights")
+        about = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
+        of_model = model_rows(load(history, weights), history, stretch)
+        rows += [{**about, "slice": split, **row} for row in of_model]
+    trained: Row = {"moment": "trained", "scope": "global", "slice": split}
+    for metric in METRICS if stored.ids else ():
+        of_clients = [r["value"] for r in rows if r["metric"] == metric and r["scope"] == "client"]
+        numbers = [value for value in of_clients if math.isfinite(value)]
+        mean: Row = {"metric": metric, "n_clients": len(numbers), **sample_mean(numbers)}
+        rows.append({**trained, **mean})
+    return rows + [{**trained, **row} for row in similarity_rows(history, stored, stretch)]
 
 
 def load(history: History, weights: Weights) -> nn.Module:
@@ -187,33 +183,26 @@ def call(
     return outputs, calls
 
 
-def model_rows(history: History, weights: Weights, stretch: slice, columns: Row) -> list[Row]:
+def model_rows(module: nn.Module, history: History, stretch: slice) -> list[Row]:
     """The rows of one model on a stretch of the pool."""
-    module, pool = load(history, weights), history.pool
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
     features, answers = list[Tensor](), list[Tensor]()
-    for piece in pool.batches(stretch, BATCH):
-        outputs, calls = call(module, linears, pool.read(piece.start, piece.stop)[0])
+    for piece in history.pool.batches(stretch, BATCH):
+        outputs, calls = call(module, linears, history.pool.read(piece.start, piece.stop)[0])
         head = next((m for m, (_, output) in calls.items() if output is outputs), None)
         if head is None or len(history.layout.layers) < 2:
-            return [{**columns, "metric": metric, "value": NO_HEAD} for metric in METRICS]
+            return [{"metric": metric, "value": math.nan} for metric in METRICS]
         features.append(calls[head][0][0].flatten(1).double())
         answers.append(losses.predicted(outputs))
         matrix = head.get_parameter("weight").detach().double()
-    h, y = torch.cat(features), pool.y[stretch].to(features[0].device)
-    about = {**columns, "n_examples": len(h), "classes": len(classes_of(y)) or None}
+    h, y = torch.cat(features), history.pool.y[stretch].to(features[0].device)
     numbers = geometry_of(h, y, torch.cat(answers), matrix)
-    return [{**about, "metric": metric, "value": value} for metric, value in numbers.items()]
+    return [{"metric": m, "value": value, "n_examples": len(h)} for m, value in numbers.items()]
 
 
-def similarity_rows(
-    history: History, stored: Stored, stretch: slice, columns: Row
-) -> Iterator[Row]:
+def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
     """Linear CKA (Kornblith et al. 2019) of every two clients' trained models, by layer, and its mean over the pairs."""
     ids, places = stored.ids, range(stretch.stop)[stretch]
-    if len(ids) < 2:
-        yield {**columns, "scope": "global", "value": "one client has nobody to be compared with"}
-        return
     places = places[:: -(-len(places) // SIMILAR)]
     x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
     grams: dict[str, list[Tensor]] = {}
@@ -223,27 +212,17 @@ def similarity_rows(
         for m, (_, output) in call(module, layers, x)[1].items():
             if isinstance(output, Tensor) and output.ndim > 1 and len(output) == len(x):
                 grams.setdefault(layers[m], []).append(unit_gram(output))
-    for layer, of_clients in grams.items():
+    for layer, of_clients in grams.items() if len(ids) > 1 else ():
         stack = torch.stack(of_clients)
         similarity = (stack @ stack.T).clamp(0, 1).fill_diagonal_(torch.nan).cpu().numpy()
-        about = {**columns, "layer": layer, "n_examples": len(x)}
+        about = {"metric": "cka", "layer": layer, "n_examples": len(x)}
         for i, j in combinations(range(len(ids)), 2):
             pair = {"scope": "pair", "client": ids[i], "client_b": ids[j]}
             yield {**about, **pair, "value": float(similarity[i, j])}
         each = pd.DataFrame(similarity).mean().dropna()
         # over clients as a sample: of a U-statistic, to first order
         stderr = 2 * each.sem() if len(each) > 2 else None
-        row = {"value": each.mean(), "stderr": stderr, "n_clients": len(each)}
-        yield {**about, "scope": "global", **row}
-
-
-def masked(row: Row) -> Row:
-    """The row without a value and with a reason, where it has none."""
-    value = row["value"]
-    if isinstance(value, float) and math.isfinite(value):
-        return row
-    note = value if isinstance(value, str) else "the number is not defined"
-    return {**row, "value": None, "note": note, "masked": True}
+        yield {**about, "value": each.mean(), "stderr": stderr, "n_clients": len(each)}
 
 
 # Picture and summary
@@ -251,12 +230,11 @@ def masked(row: Row) -> Row:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """A panel a number that has values, over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of
-    two clients by layer in the last round. Raises FldiagError for another table."""
-    select(frame, "effective_rank", "picture of geometry")
+    two clients by layer in the last round."""
     metrics = [m for m in METRICS if only(frame, metric=m)["value"].notna().any()]
     looks = {text: style.look(place) for place, text in enumerate(MODELS.values())}
     cka = only(frame, metric="cka", scope="global", round=last_round(frame, "cka"))
-    cka = cka.dropna(subset=["value", "layer"])
+    cka = cka.dropna(subset=["value"])
     with style.paper():
         fig, (*panels, similarity) = style.panels(len(metrics) + 1, 2.0, across=4, least=1.6)
         for ax, metric in zip(panels, metrics, strict=True):
@@ -282,10 +260,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         for name, text in MODELS.items()
     ]
     yield Small(lines, {"model": "features of", **METRICS})
-    cka = only(last, metric="cka").dropna(subset=["layer"])
+    cka = only(last, metric="cka")
     yield Small(cka[["layer", "value"]].to_dict("records"), {"layer": "layer", "value": "CKA"})
-    for note in only(frame, masked=True).get("note", pd.Series()).dropna().unique():
-        yield Note(f"no number where {note}")
     yield from missing_notes(frame)
 
 
@@ -295,7 +271,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 @diagnostic(
     "geometry",
     meta={
-        "read": "Papyan et al.: excerpts, and their notebook; Roy and Vetterli, Kornblith et al.: as quoted by others"
+        "read": "Papyan et al.: excerpts and code; Roy and Vetterli, Kornblith et al.: as quoted"
     },
     on="clients",
     draw=draw,
@@ -313,9 +289,9 @@ def geometry(
     """Measure the geometry of features before the head: neural collapse (NC1 to NC4), effective rank, CKA between clients.
 
     Of every round, for the received, every trained and the aggregated model on the ``slice``. The head is the linear layer
-    whose output is the model's. h are the features that it receives, of n examples in C classes (those that occur, column
-    ``classes``) with means mu_c and their mean mu, M = [mu_c - mu], W the head's matrix. Every class counts alike in both
-    covariances.
+    whose output is the model's. h are the features that it receives, of n examples in C classes (those that occur) with
+    means mu_c and their mean mu, M = [mu_c - mu], W the
+    head's matrix. Every class counts alike in both covariances.
 
     - ``nc1`` tr(Sigma_W Sigma_B^+) / C, the covariance within classes over that between them (its pseudo-inverse on the at most
       C - 1 directions of the means).
@@ -348,5 +324,8 @@ def geometry(
     """
     history.stretch(slice)
     rows = history.map_rounds(round_rows, split=slice)
-    rows = [masked({"estimator": "exact", **row}) for row in rows]
+    for row in rows:
+        row["estimator"] = "exact"
+        if not math.isfinite(row["value"] if row["value"] is not None else math.nan):
+            row |= {"value": None, "note": UNDEFINED, "masked": True}
     return table([*rows, *history.final_rows(), *history.notes], **history.common)

@@ -7,7 +7,6 @@ of Lee et al., "FedSOL" (CVPR 2024), figure 8.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,7 +16,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from scipy.interpolate import RectBivariateSpline
 from scipy.ndimage import minimum_filter
@@ -54,23 +53,17 @@ AXES = {
     "pca": ("principal axis 1", "principal axis 2"),
     None: ("direction 1", "direction 2"),
 }
-COLUMNS = {
-    "run": "checkpoint",
-    "slice": "slice",
-    "n_examples": "n",
-    "loss": "loss",
-    "points": f"of {POINTS**2:,} points",
-    "miss": "largest miss, % of the range",
-}
 
 # -- what is measured
 
 
-def loss_at(shared: tuple[Problem, Tensor], place: tuple[float, float]) -> tuple[float, Any]:
-    """Loss and standard error at w + x d1 + y d2; of many points computed side by side."""
+def loss_at(shared: tuple[Problem, Tensor], place: tuple[float, float]) -> Row:
+    """The row of the loss at w + x d1 + y d2; of many points computed side by side."""
     problem, axes = shared
     offset = torch.tensor(place, dtype=torch.float64).to(problem.device) @ axes
-    return problem.loss(problem.w.double() + offset)
+    value, stderr = problem.loss(problem.w.double() + offset)
+    row: Row = {"metric": "loss", "estimator": "exact", "value": value, "stderr": stderr}
+    return {**row, "x": place[0], "y": place[1]}
 
 
 def is_wide(losses: np.ndarray) -> bool:
@@ -80,16 +73,17 @@ def is_wide(losses: np.ndarray) -> bool:
 
 def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray) -> list[Row]:
     """The losses where some lines of the grid cross, and how far the spline through them misses others."""
-    known: dict[tuple[int, int], tuple[float, Any]] = {}
+    known: dict[tuple[int, int], Row] = {}
 
     def evaluate(places: Sequence[tuple[int, int]]) -> np.ndarray:
         """The losses at places (index of x, of y)."""
-        new = [place for place in dict.fromkeys(places) if place not in known]
+        new = [place for place in places if place not in known]
         points = [(float(axis[i]), float(axis[j])) for i, j in new]
         name = "point {0[0]:g}, {0[1]:g}".format
-        losses = workspace().map(loss_at, (problem, axes), points, name=name)
-        known.update(zip(new, losses, strict=True))
-        return np.array([known[place][0] for place in places])
+        known.update(
+            zip(new, workspace().map(loss_at, (problem, axes), points, name=name), strict=True)
+        )
+        return np.array([known[place]["value"] for place in places])
 
     rows: list[Row] = []
     for step in STEPS:
@@ -112,30 +106,22 @@ def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray) -> list[Row]:
             row: Row = {"metric": "interpolation_error", "estimator": "spline", "value": miss}
             rows.append({**row, "index": CHECKS})
             break
-    for i, j in places:
-        value, stderr = known[i, j]
-        row = {"metric": "loss", "estimator": "exact", "value": value, "stderr": stderr}
-        rows.append({**row, "x": float(axis[i]), "y": float(axis[j])})
-    return rows
+    return rows + [known[place] for place in places]
 
 
 def trajectory(problems: Sequence[Problem]) -> list[Problem]:
     """The checkpoints of the run that a problem was opened from, or several problems, in the order of their rounds."""
     last, *others = problems
-    if not others and last.run is not None:
-        rounds = last.run.rounds
-        places = np.linspace(0, len(rounds) - 1, min(len(rounds), LONGEST)).round().astype(int)
-        stored = [last.run.checkpoint(rounds[i]) for i in places]
-        return [last.at(c.state, labels={**last.labels, "round": c.round}) for c in stored]
-    if None in {p.labels.get("round") for p in problems}:
-        return list(problems)
-    return sorted(problems, key=lambda p: p.labels["round"])
+    if others or last.run is None:
+        return sorted(problems, key=lambda p: p.labels.get("round") or 0)
+    rounds = last.run.rounds
+    places = np.linspace(0, len(rounds) - 1, min(len(rounds), LONGEST)).round().astype(int)
+    stored = [last.run.checkpoint(rounds[i]) for i in places]
+    return [last.at(c.state, labels={**last.labels, "round": c.round}) for c in stored]
 
 
-def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, list[Row], float]:
-    """Of the plane through models: the one at the origin, the axes, rows of the models' places, and the farthest coordinate."""
-    is_plane = kind == "plane"
-    problems = problems if is_plane else trajectory(problems)
+def through(problems: Sequence[Problem], is_plane: bool) -> tuple[Problem, Tensor, list[Row]]:
+    """Of the plane through models: the one at the origin, the axes, and rows of the models' places."""
     if len(problems) < 3 or (is_plane and len(problems) > 3):
         raise FldiagError(
             f"a trajectory needs at least three checkpoints, a plane three, and there are {len(problems)}",
@@ -150,17 +136,15 @@ def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, li
         axes, shares = principal_axes(points)
         share: Row = {"metric": "explained_variance", "estimator": "exact"}
         rows += [{**share, "index": i, "value": float(s)} for i, s in enumerate(shares, start=1)]
-    places = points @ axes.T
-    for i, (p, point, place) in enumerate(zip(problems, points, places, strict=True)):
+    for i, (p, point) in enumerate(zip(problems, points, strict=True)):
+        place = axes @ point
         value, stderr = p.loss() if is_plane else origin.loss(p.w)
-        x, y = place.tolist()
-        row: Row = {"index": i, "x": x, "y": y, "estimator": "exact", "metric": "point"}
-        if not is_plane:
-            row |= {"metric": "trajectory", "round": p.labels.get("round")}
-            away = float((point - place @ axes).norm())
-            rows.append({**row, "metric": "projection_error", "value": away})
+        row: Row = {"index": i, "x": float(place[0]), "y": float(place[1]), "estimator": "exact"}
+        row |= {"metric": "point" if is_plane else "trajectory", "round": p.labels.get("round")}
         rows.append({**row, "value": value, "stderr": stderr})
-    return origin, axes, rows, float(places.abs().max())
+        away = float((point - place @ axes).norm())
+        rows += [] if is_plane else [{**row, "metric": "projection_error", "value": away}]
+    return origin, axes, rows
 
 
 # -- what a person reads first
@@ -168,20 +152,13 @@ def through(problems: Sequence[Problem], kind: str) -> tuple[Problem, Tensor, li
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Sharpness at the centre, and how far the surface can be trusted."""
-    rows, columns = [], dict(COLUMNS)
+    rows: list[Row] = []
     for grid in surfaces(frame):
-        (row,) = only(grid.rows, metric="loss", x=0, y=0).to_dict("records")
-        miss = number(grid.rows, "interpolation_error")
-        row |= {"loss": row["value"], "points": grid.losses.size}
-        row["miss"] = None if miss is None else 100 * miss
-        for top in only(grid.rows, metric="eigenvalue", index=1).itertuples():
-            row |= {"lambda_1": top.value, "residual": top.residual}
-            columns |= {"lambda_1": "λ1", "residual": "± (residual)"}
-        for ratio in only(grid.rows, metric="eigenvalue_ratio").itertuples():
-            k = int(ratio.index)
-            row[f"ratio_{k}"], columns[f"ratio_{k}"] = ratio.value, f"λ1/λ{k}"
-        rows.append(row)
-    yield Small([{c: row.get(c) for c in columns} for row in rows], columns)
+        about, miss = only(grid.rows, x=0, y=0), number(grid.rows, "interpolation_error")
+        row: Row = {"checkpoint": grid.run, "loss": number(about, "loss"), **grid.numbers}
+        row |= {f"of {POINTS**2:,} points": grid.losses.size}
+        rows.append({**row, "largest miss, % of the range": None if miss is None else 100 * miss})
+    yield Small(rows, {name: name for name in rows[0]})
     if only(frame, metric="eigenvalue")["converged"].eq(False).any():
         yield Note("not all eigenvalues converged: raise --max-products")
 
@@ -198,25 +175,28 @@ class Surface:
     losses: np.ndarray
     rows: pd.DataFrame
 
-    def numbers(self) -> str:
-        """λ1 with its residual, and its ratio, by the index that it has."""
-        texts = []
+    @property
+    def numbers(self) -> dict[str, float]:
+        """λ1 and its ratio, under the index that it has."""
+        numbers = {}
         for name, metric in (("λ₁", "eigenvalue"), ("λ₁/λ", "eigenvalue_ratio")):
             for row in only(self.rows, metric=metric).head(1).dropna(subset=["value"]).itertuples():
-                name += chr(0x2080 + int(row.index)) if metric == "eigenvalue_ratio" else ""
-                texts.append(f"{name} = {style.number(row.value, 3)}")
-        return ", ".join(texts)
+                name += "" if metric == "eigenvalue" else chr(0x2080 + int(row.index))
+                numbers[name] = row.value
+        return numbers
+
+    @property
+    def caption(self) -> str:
+        return ", ".join(f"{name} = {style.number(v, 3)}" for name, v in self.numbers.items())
 
 
 def surfaces(frame: pd.DataFrame) -> list[Surface]:
-    """The surfaces of a table, in their order. Raises FldiagError for one that is no landscape."""
+    """The surfaces of a table, in their order."""
     result = []
     for run in dict.fromkeys(frame["run"]):
         rows = only(frame, run=run)
         points = only(rows, metric="loss").dropna(subset=["x", "y"])
         grid = points.pivot(index="y", columns="x", values="value")
-        if grid.shape not in {(len(range(0, POINTS, n)),) * 2 for n in STEPS}:
-            raise FldiagError(f"run {run!r} has no whole grid of losses", "compute it again")
         axis, losses = grid.columns.to_numpy(float), grid.to_numpy(float, na_value=np.nan)
         result.append(Surface(str(run), axis, losses, rows))
     return result
@@ -246,24 +226,14 @@ class Scale:
             z = RectBivariateSpline(grid.axis, grid.axis, z)(fine, fine)
             self.heights.append(np.clip(z, self.low, top))
 
-    def ticks(self) -> list[float]:
-        """Round heights within the scale."""
-        if self.is_log:
-            ticks = np.log10(LogLocator(subs=(1, 3)).tick_values(10**self.low, 10**self.high))
-        else:
-            ticks = np.asarray(MaxNLocator(5).tick_values(self.low, self.high))
-        return ticks[(ticks >= self.low) & (ticks <= self.high)].tolist()
-
-    def label(self, height: float, place: Any = None) -> str:
-        return style.number(10**height if self.is_log else height, 3)
+    @property
+    def name(self) -> str:
+        return "log₁₀ loss" if self.is_log else "loss"
 
 
-def names_of(frame: pd.DataFrame) -> list[str]:
-    """What the two axes are; principal axes with the share of the variance that they explain."""
-    names = list(AXES.get(frame.attrs.get("options", {}).get("directions"), AXES[None]))
-    for i, share in enumerate(only(frame, metric="explained_variance")["value"]):
-        names[i] += f" ({100 * share:.0f} % of variance)"
-    return [style.plain(name) for name in names]
+def names_of(frame: pd.DataFrame) -> tuple[str, str]:
+    """What the two axes are."""
+    return AXES.get(frame.attrs.get("options", {}).get("directions"), AXES[None])
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -272,26 +242,25 @@ def draw(frame: pd.DataFrame) -> Figure:
     Where a few corners explode, surface and contours end along a level line.
     """
     grids, names = surfaces(frame), names_of(frame)
-    scale = Scale(grids)
-    side = min(2.2, (style.wide() - 1.2) / len(grids) - 0.2)
+    scale, count = Scale(grids), len(grids)
+    side = min(2.2, (style.wide() - 1.2) / count - 0.2)
     with style.paper():
-        width, height = len(grids) * (side + 0.2) + 1.2, 2 * side + 1.1
+        width, height = count * (side + 0.2) + 1.2, 2 * side + 1.1
         fig = style.figure(width, height)
-        fig.subplots_adjust(0.55 / width, 0.5 / height, 1 - 0.85 / width, 1 - 0.4 / height)
-        cells = fig.add_gridspec(2, len(grids), wspace=0.1, hspace=0.2)
+        fig.subplots_adjust(0.55 / width, 0.6 / height, 1 - 0.85 / width, 1 - 0.3 / height)
+        cells = fig.add_gridspec(2, count, wspace=0.1, hspace=0.2)
         for i, (grid, fine, z) in enumerate(zip(grids, scale.axes, scale.heights, strict=True)):
             above = fig.add_subplot(cells[0, i], projection="3d", zorder=-i)
-            title = style.plain(style.shorten(grid.run, int(22 * side)))
-            above.set_title(textwrap.fill(title, int(12 * side)), fontsize=8.5, weight="bold")
+            title = style.plain(style.shorten(grid.run, int(14 * side)))
+            above.set_title(title, fontsize=8.5, weight="bold")
             _draw_surface(above, fine, z, scale, names)
             below = fig.add_subplot(cells[1, i])
             filled = _draw_contours(below, grid, fine, z, scale)
-            below.set(xlabel=f"{names[0]}\n{grid.numbers()}", ylabel="" if i else names[1])
+            below.set(xlabel=f"{names[0]}\n{grid.caption}", ylabel="" if i else names[1])
             below.tick_params(labelleft=not i)
         box = below.get_position()
         bar = fig.add_axes((1 - 0.7 / width, box.y0, 0.09 / width, box.height))
-        fig.colorbar(filled, bar, ticks=scale.ticks(), format=scale.label)
-        bar.set_title("loss", fontsize=7.5, loc="left")
+        fig.colorbar(filled, bar, ticks=MaxNLocator(5)).ax.set_title(scale.name, fontsize=7.5)
     return fig
 
 
@@ -308,12 +277,12 @@ def _draw_surface(
     ax.set_box_aspect((1, 1, 0.8), zoom=1.15)
     ax.patch.set_alpha(0)
     # the numbers of x and y stand at the contours
-    ax.set(xticklabels=[], yticklabels=[], zlim=(scale.low, scale.high), zticks=scale.ticks()[::2])
-    ax.zaxis.set_major_formatter(scale.label)
+    ax.set(xticklabels=[], yticklabels=[], zlim=(scale.low, scale.high))
+    ax.zaxis.set_major_locator(MaxNLocator(4))
     ax.tick_params(labelsize=6, pad=-3)
-    labels = [*(name.partition(" (")[0] for name in names), "loss"]
-    for axis, label, pad in zip("xyz", labels, (-14, -14, -9), strict=True):
-        getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=pad)
+    labels = {"x": names[0], "y": names[1], "z": scale.name}
+    for axis, label in labels.items():
+        getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=-9 if axis == "z" else -14)
 
 
 def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale) -> Any:
@@ -337,28 +306,18 @@ def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, sca
 def page(frame: pd.DataFrame) -> Section:
     """The surfaces to turn and to hover over: all move together, and share heights and colours."""
     grids, charts = surfaces(frame), []
-    scale, names = Scale(grids), [*map(literal, names_of(frame)), "loss"]
-    ticks = scale.ticks()
-    marks = {"tickvals": ticks, "ticktext": [scale.label(t) for t in ticks]}
+    scale = Scale(grids)
+    names = *map(literal, names_of(frame)), scale.name
     scene: dict[str, Any] = {
         f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)
     }
-    scene["zaxis"] |= {"range": [scale.low, scale.high], **marks}
+    scene["zaxis"]["range"] = [scale.low, scale.high]
+    look = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
     for grid, fine, z in zip(grids, scale.axes, scale.heights, strict=True):
-        trace = {
-            "type": "surface",
-            "x": fine.tolist(),
-            "y": fine.tolist(),
-            "z": np.minimum(z, scale.high).tolist(),
-            "cmin": scale.low,
-            "cmax": scale.high,
-            "text": [[f"loss {scale.label(v)}" for v in row] for row in z.tolist()],
-            "hoverinfo": "x+y+text",
-            "colorscale": style.COLORMAP.capitalize(),
-            "colorbar": marks,
-        }
-        caption = ": ".join(filter(None, [grid.run, grid.numbers()]))
-        charts.append(Chart(caption, [trace], {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}))
+        values = {"x": fine.tolist(), "y": fine.tolist(), "z": z.clip(max=scale.high).tolist()}
+        caption = ": ".join(filter(None, [grid.run, grid.caption]))
+        layout = {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}
+        charts.append(Chart(caption, [{"type": "surface", **values, **look}], layout))
     lead = "Drag to turn, scroll or pinch to zoom. Surfaces are splines through evaluated points."
     return Section("landscape", "Loss landscape", lead, charts=charts)
 
@@ -417,21 +376,20 @@ def landscape(
     Raises FldiagError for models that span no plane, or a loss at the weights that is not finite.
     """
     problems = [problem] if isinstance(problem, Problem) else list(problem)
-    origin, reach, rows = problems[0], 0.8, list[Row]()
-    if directions == "random":
-        axes = torch.stack([random_direction(origin, seed, i) for i in range(2)])
-    elif directions != "eigen":
-        origin, axes, rows, reach = through(problems, directions)
-    else:
+    origin, rows, reach = problems[0], list[Row](), 0.8
+    if directions == "eigen":
         options: dict[str, Any] = {"tol": tol, "max_products": max_products, "seed": seed}
         pairs = eigenpairs(origin, k, progress=workspace().show, **options)
         axes, rows = pairs.vectors[:2], eigenvalue_rows(origin, pairs, matrix="hessian")
         if len(axes) < 2:
-            raise FldiagError(
-                "there is one eigenvector, and a landscape needs two",
-                "allow more products, or ask for the spectrum of a model with one parameter",
-                usage=True,
-            )
+            raise FldiagError("there is one eigenvector, and a landscape needs two", usage=True)
+    elif directions == "random":
+        axes = torch.stack([random_direction(origin, seed, i) for i in range(2)])
+    else:
+        is_plane = directions == "plane"
+        models = problems if is_plane else trajectory(problems)
+        origin, axes, rows = through(models, is_plane)
+        reach = max(abs(row[c]) for row in rows for c in ("x", "y") if c in row)
     centre = origin.centre.rows(origin)
     axis = np.linspace(-1, 1, POINTS) * (span or 1.25 * reach or 1.0)
     losses = surface_rows(origin, axes, axis)

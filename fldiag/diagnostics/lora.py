@@ -19,7 +19,7 @@ from fldiag.diagnostics.geometry import effective_rank
 from fldiag.errors import FldiagError
 from fldiag.models.lora import adapters
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, lines, select
+from fldiag.plotting.shapes import floats, lines
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, only
 from fldiag.results.summary import Item, Say, Small
@@ -37,10 +37,7 @@ MOST = 6
 
 
 def round_rows(history: History, stored: Stored) -> list[Row]:
-    """The rows of a round's clients, but those whose weights are not finite; none where no client is left."""
-    stored = history.finite(stored)
-    if not stored.ids or stored.clients is None:
-        return []
+    """The rows of a round's clients."""
     views = history.layout.views(stored.clients)
     p = torch.from_numpy(history.weights(stored.ids)).to(history.device)
     return [
@@ -79,10 +76,9 @@ def layer_rows(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]
 
 
 def singular_values(left: Tensor, right: Tensor) -> Tensor:
-    """Of left [out, m] @ right [m, in], which is not formed where it is larger than its factors."""
-    if left.shape[1] < min(left.shape[0], right.shape[1]):
-        left, right = torch.linalg.qr(left)[1], torch.linalg.qr(right.T)[1].T
-    return torch.linalg.svdvals(left @ right)
+    """Of left [out, m] @ right [m, in], which is not formed: its factors may be small."""
+    triangles = torch.linalg.qr(left)[1], torch.linalg.qr(right.T)[1]
+    return torch.linalg.svdvals(triangles[0] @ triangles[1].T)
 
 
 def row_space(a: Tensor, eps: float) -> Tensor:
@@ -112,8 +108,7 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Aggregation error, misalignment (mean over the pairs of clients, as a share of the largest possible) and effective rank of
-    the mean update, over the rounds: a line a layer, of at most six. Raises FldiagError for a table without these."""
-    select(frame, "aggregation_error", "picture of adapters")
+    the mean update, over the rounds: a line a layer, of at most six."""
     means = by_layer(frame).assign(stderr=None)
     last = only(means, metric="aggregation_error", round=last_round(means))
     top = set(last.nlargest(MOST, "value")["layer"])
@@ -132,15 +127,13 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Every layer in the last round."""
-    last = last_round(frame.dropna(subset=["layer"]))
-    yield Say(
-        f"adapters in round {last}: what averaging their factors loses (misalignment: mean over pairs of clients, as a share of "
-        "the largest possible)"
-    )
-    wide = only(by_layer(frame), round=last).pivot(index="layer", columns="metric", values="value")
-    wide = wide.reindex(columns=list(METRICS)).astype(object).reset_index()
-    columns = {"layer": "layer", **{metric: metric.replace("_", " ") for metric in METRICS}}
-    yield Small(wide.where(wide.notna(), None).to_dict("records"), columns)
+    means = by_layer(frame)
+    last = last_round(means)
+    yield Say(f"adapters in round {last}: what averaging their factors loses")
+    wide = only(means, round=last).pivot(index="layer", columns="metric", values="value")
+    texts = {metric: text for metric, (text, _) in METRICS.items()}
+    rows = wide.reindex(columns=list(texts)).astype(object).reset_index()
+    yield Small(rows.where(rows.notna(), None).to_dict("records"), {"layer": "layer", **texts})
 
 
 @diagnostic(

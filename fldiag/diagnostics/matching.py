@@ -22,32 +22,34 @@ from torch import Tensor
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import MANY, cells, floats, pairs, select
+from fldiag.plotting.shapes import MANY, cells, floats, pairs
 from fldiag.problem.diagonal import Diagonal, diagonal, norm
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Note, Say, Small, missing_notes
+from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
 FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
+#: Whose data -> its name, and the slice of numbers of several clients.
 DATA = {"client": "own data", "global": "all clients' data"}
+SLICES = {"client": "client:*/train", "global": "train"}
 
 
 class Curvature(NamedTuple):
     """What is kept of a Hessian, on the CPU.
 
-    ``client``: whose model it is (-1: the aggregated one). ``n``: examples. ``rows``: of the table. ``vectors``: by form, D and
-    the standard errors of its entries (None: exact). ``converged``: by form. ``estimator``: of D. ``space``: top eigenvectors
-    [k, P]; None where they were not asked for, or an eigenvalue is zero, so that they are arbitrary.
+    ``client``: whose model it is (None: the aggregated one). ``n``: examples. ``rows``: of the table. ``vectors``: by form, D and
+    the standard errors of its entries. ``converged``: by form. ``estimator``: of D. ``space``: top eigenvectors [k, P]; None
+    where they were not asked for, or an eigenvalue is zero, so that they are arbitrary.
     """
 
-    client: int
+    client: int | None
     n: int
     rows: list[Row]
-    vectors: dict[str, tuple[Tensor, Tensor | None]]
+    vectors: dict[str, tuple[Tensor, Tensor]]
     converged: dict[str, bool]
     estimator: str
     space: Tensor | None
@@ -67,37 +69,28 @@ def round_rows(
     """All rows of a round. A client whose Hessian cannot be computed is noted and left out."""
     # the longest first: the aggregated model, then clients on all clients' data, then on their own
     units: list[Unit] = [(stored.round, None, "global")]
-    units += [
-        (stored.round, j, place) for place in reversed(places) for j in range(len(stored.ids))
-    ]
-    results = workspace().map(hessian, history, units, spectrum_on=places[0], **options)
-    groups: dict[str, list[Curvature]] = {}
-    whole, rows, errors = None, list[Row](), dict[int | None, FldiagError]()
+    units += [(stored.round, j, p) for p in reversed(places) for j in range(len(stored.ids))]
+    results = list(workspace().map(hessian, history, units, spectrum_on=places[0], **options))
+    errors: dict[int | None, FldiagError] = {}
+    groups: dict[str, list[Curvature]] = {"": []}  # the aggregated model has no place
     for (_, j, place), result in zip(units, results, strict=True):
         if isinstance(result, FldiagError):
             errors.setdefault(None if j is None else stored.ids[j], result)
-        elif j is None:
-            whole = result
         else:
-            groups.setdefault(place, []).append(result)
+            groups.setdefault("" if j is None else place, []).append(result)
     for client, error in errors.items():
         who = "the aggregated model" if client is None else f"client {client}"
         history.note(stored.round, f"{who} is left out: {error.what}", client)
-    if len(groups) < len(places):
+    if not groups.keys() >= {*places}:
         raise next(iter(errors.values()))
+    rows: list[Row] = []
     for place in places:
-        if len(groups[place]) == 1:
-            who = f"only client {groups[place][0].client} on {place} data"
-            history.note(stored.round, f"{who}: there are no pairs to compare")
         rows += [row for client in groups[place] for row in client.rows]
         rows += [row for form in FORMS for row in matching_rows(groups[place], form, place)]
-    rows += whole.rows if whole else []
-    return rows + (overlap_rows(groups[places[0]], whole, places[0]) if options["k"] else [])
-
-
-def slice_of(place: str) -> str:
-    """The slice of numbers of several clients."""
-    return "train" if place == "global" else "client:*/train"
+    rows += [row for whole in groups[""] for row in whole.rows]
+    if options["k"]:
+        rows += overlap_rows(groups[places[0]], groups[""], SLICES[places[0]])
+    return rows
 
 
 def hessian(
@@ -113,49 +106,43 @@ def hessian(
     round, j, place = unit
     stored = history.stored(round)
     options: dict[str, Any] = {"seed": seed, "progress": workspace().show}
-    labels: dict[str, Any] = {"moment": "aggregated", "scope": "global"}
-    weights, client = (stored.aggregated, stored.buffers), -1
-    examples, name = history.pool.clients, "train"
+    labels: Row = {"moment": "aggregated", "scope": "global", "client": None}
+    weights, examples, name = (stored.aggregated, stored.buffers), history.pool.clients, "train"
+    if j is not None:
+        client = stored.ids[j]
+        weights = stored.client(j)
+        labels = {"moment": "trained", "scope": "client", "client": client}
+        if place == "client":
+            examples, name = history.pool.train_slice(client), f"client:{client}/train"
+    space, is_converged = None, True
     try:
-        if j is not None:
-            weights, client = stored.client(j), stored.ids[j]
-            labels = {"moment": "trained", "scope": "client", "client": client}
-            if place == "client":
-                examples, name = history.pool.train_slice(client), f"client:{client}/train"
         problem = history.problem(weights, examples, name, **labels)
         if not bool(torch.isfinite(problem.w).all()):
             raise FldiagError("its weights are not finite")
         whole = diagonal(problem, rtol=rtol, entries=True, max_products=max_products, **options)
         rows = problem.centre.rows(problem) + diagonal_rows(whole, rtol)
-        space, is_converged = None, True
         if k and (j is None or place == spectrum_on):
             most = max(100, 8 * k, max_products)
             # strict: the overlaps are of the vectors
-            pairs = eigenpairs(problem, k, strict=True, max_products=most, **options)
-            rows += eigenvalue_rows(problem, pairs, matrix="hessian")
-            sizes, is_converged = np.abs(pairs.values), bool(pairs.converged.all())
+            top = eigenpairs(problem, k, strict=True, max_products=most, **options)
+            rows += eigenvalue_rows(problem, top, matrix="hessian")
+            sizes, is_converged = np.abs(top.values), bool(top.converged.all())
             if sizes.min() > problem.noise * sizes.max():
-                space = pairs.vectors.to("cpu", problem.dtype)
+                space = top.vectors.to("cpu", problem.dtype)
     except FldiagError as error:
         return error
+    of_tensors = np.array([whole.trace([n]) for n in problem.layout.names], dtype=float)
+    traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
     noise = whole.vector_stderr()
-    traces, errors = np.array([whole.trace([n]) for n in problem.layout.names], dtype=float).T
-    errors = np.nan_to_num(errors)
-    is_close = np.linalg.norm(errors) <= rtol * np.linalg.norm(traces)
-    noise = None if noise is None else noise.to("cpu", problem.dtype)
+    vector = whole.vector().to("cpu", problem.dtype)
+    noise = torch.zeros_like(vector) if noise is None else noise.to("cpu", problem.dtype)
     common = {**problem.common, "data": None if j is None else place}
     return Curvature(
-        client,
+        labels["client"],
         problem.n,
         [{**common, **row} for row in rows],
-        {
-            "diag": (whole.vector().to("cpu", problem.dtype), noise),
-            "tensor_trace": (
-                torch.from_numpy(traces),
-                None if noise is None else torch.from_numpy(errors),
-            ),
-        },
-        {"diag": whole.converged, "tensor_trace": bool(is_close)},
+        {"diag": (vector, noise), "tensor_trace": (traces, errors)},
+        {"diag": whole.converged, "tensor_trace": bool(errors.norm() <= rtol * traces.norm())},
         whole.estimator(),
         space,
         is_converged,
@@ -163,18 +150,12 @@ def hessian(
 
 
 def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
-    """The diagonal's norm, how far off it may be, and the trace."""
+    """The diagonal's norm, and the trace."""
     (size, error), (trace, stderr) = result.norm(), result.trace()
-    about = {"estimator": result.estimator(), "stderr": error, "converged": result.converged}
-    rows: list[Row] = [{**about, "metric": "diagonal_norm", "value": size}]
-    is_close = stderr is None or stderr <= rtol * abs(trace)
-    about |= {"stderr": stderr, "converged": is_close}
-    rows.append({**about, "metric": "trace", "value": trace})
-    noise, length = result.vector_stderr(), float(result.vector().norm())
-    if noise is not None:
-        share = float(noise.norm()) / length if length else None
-        rows.append({**about, "metric": "diagonal_error", "value": share, "stderr": None})
-    return rows
+    about: Row = {"estimator": result.estimator(), "converged": result.converged}
+    rows = [{**about, "metric": "diagonal_norm", "value": size, "stderr": error}]
+    about["converged"] = stderr is None or stderr <= rtol * abs(trace)
+    return [*rows, {**about, "metric": "trace", "value": trace, "stderr": stderr}]
 
 
 # Comparisons
@@ -182,34 +163,29 @@ def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
 
 def matching_rows(clients: Sequence[Curvature], form: str, place: str) -> list[Row]:
     """H_N and H_D of every pair, and their means without and with self pairs."""
-    vectors = [client.vectors[form] for client in clients]
-    directions = [direction(*vector) for vector in vectors]
-    is_exact = all(errors is None for _, errors in vectors)
-    common: Row = {"diag_mode": form, "data": place, "moment": "trained", "slice": slice_of(place)}
+    directions = [direction(*client.vectors[form]) for client in clients]
+    common: Row = {"diag_mode": form, "data": place, "moment": "trained", "slice": SLICES[place]}
     common["estimator"] = " and ".join(sorted({client.estimator for client in clients}))
-    is_global, sizes = place == "global", [client.n for client in clients]
+    # a client without curvature has no direction, not even with itself
+    selves = {"H_N": [0.0] * len(clients), "H_D": [1.0 for *_, size in directions if size]}
     rows: list[Row] = []
     for metric, compare in (("H_N", norm_difference), ("H_D", cosine)):
-        values = []
+        common["metric"], values = metric, list[float]()
         for (a, of_a), (b, of_b) in combinations(zip(clients, directions, strict=True), 2):
             value, error = compare(of_a, of_b)
-            is_defined = not np.isnan(value)
-            values += [value] * is_defined
-            pair = {"scope": "pair", "client": a.client, "client_b": b.client}
-            numbers = {
-                "value": value if is_defined else None,
-                "stderr": None if is_exact or not np.isfinite(error) else error,
-                "converged": a.converged[form] and b.converged[form],
-                "n_examples": a.n if is_global else a.n + b.n,
-            }
-            rows.append({**common, "metric": metric, **pair, **numbers})
-        # a client without curvature has no direction, not even with itself
-        selves = [value for value in (compare(d, d)[0] for d in directions) if not np.isnan(value)]
-        for has_self_pairs, terms in ((False, values), (True, [*values, *values, *selves])):
-            whole: Row = {"metric": metric, "scope": "global", "self_pairs": has_self_pairs}
-            whole |= {"value": float(np.mean(terms)) if terms else None, "n_clients": len(clients)}
-            whole["converged"] = all(client.converged[form] for client in clients)
-            rows.append({**common, **whole, "n_examples": sizes[0] if is_global else sum(sizes)})
+            values += [value] * (value == value)
+            row: Row = {"scope": "pair", "client": a.client, "client_b": b.client}
+            row |= {"value": value, "stderr": error or None}
+            row["converged"] = a.converged[form] and b.converged[form]
+            rows.append({**common, **row, "n_examples": a.n if place == "global" else a.n + b.n})
+        sizes = [client.n for client in clients]
+        whole: Row = {"scope": "global", "n_clients": len(clients)}
+        whole["n_examples"] = sizes[0] if place == "global" else sum(sizes)
+        whole["converged"] = all(client.converged[form] for client in clients)
+        for has_self_pairs in (False, True):
+            terms = [*values, *values, *selves[metric] * has_self_pairs]
+            mean = float(np.mean(terms)) if terms else None
+            rows.append({**common, **whole, "self_pairs": has_self_pairs, "value": mean})
     return rows
 
 
@@ -217,10 +193,9 @@ def matching_rows(clients: Sequence[Curvature], form: str, place: str) -> list[R
 Direction = tuple[Tensor, Tensor, float]
 
 
-def direction(values: Tensor, errors: Tensor | None) -> Direction:
+def direction(values: Tensor, errors: Tensor) -> Direction:
     """Of a vector; a zero one has none (NaN)."""
-    values = values.double()
-    errors = torch.zeros_like(values) if errors is None else errors.double()
+    values, errors = values.double(), errors.double()
     length = norm(values, errors)[0]
     return values / (length or torch.nan), errors / (length or torch.nan), length
 
@@ -234,44 +209,37 @@ def norm_difference(a: Direction, b: Direction) -> tuple[float, float]:
 
 def cosine(a: Direction, b: Direction) -> tuple[float, float]:
     """The cosine of two directions and its standard error; noise in their lengths does not shorten it."""
-    if a is b:  # noise that a vector has in common with itself
-        return 1.0 if a[2] else np.nan, 0.0
     value = float(torch.dot(a[0], b[0]).clamp(-1, 1))
-    slopes = (b[0] - value * a[0]) * a[1], (a[0] - value * b[0]) * b[1]
-    return value, float(torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt())
+    slopes = torch.stack([(b[0] - value * a[0]) * a[1], (a[0] - value * b[0]) * b[1]])
+    return value, float(slopes.norm())
 
 
-def overlap(a: Tensor | None, b: Tensor | None) -> float | None:
-    """The mean squared cosine of the principal angles between the spaces of orthonormal rows a [k, P] and b [k, P].
-
-    >>> round(overlap(torch.eye(3)[:2], torch.eye(3)[1:]), 6)
-    0.5
-    """
-    if a is None or b is None:
-        return None
-    return min(float((a.double() @ b.double().T).square().sum()) / len(a), 1.0)
-
-
-def overlap_rows(clients: Sequence[Curvature], whole: Curvature | None, place: str) -> list[Row]:
-    """Overlap of the top eigenspaces of every pair of clients, and of every client with the aggregated model, and their means."""
-    common: Row = {"moment": "trained", "slice": slice_of(place), "estimator": "lanczos"}
-    pairs = {"eigenspace_overlap": list(combinations(clients, 2))}
-    if whole is not None:
-        pairs["global_overlap"] = [(client, whole) for client in clients]
-    rows: list[Row] = []
-    for metric, both in pairs.items():
-        for a, b in both:
-            row: Row = {"scope": "pair", "client": a.client, "client_b": b.client}
-            if b is whole:
-                row = {"scope": "client", "client": a.client}
-            row |= {"metric": metric, "value": overlap(a.space, b.space)}
-            rows.append({**common, **row, "converged": a.is_converged and b.is_converged})
-    for metric in pairs:
-        each = [row for row in rows if row["metric"] == metric and row["value"] is not None]
-        row = {"metric": metric, "scope": "global", "n_clients": len(clients)}
-        row["value"] = float(np.mean([row["value"] for row in each])) if each else None
-        rows.append({**common, **row, "converged": all(row["converged"] for row in each)})
-    return rows
+def overlap_rows(
+    clients: Sequence[Curvature], whole: Sequence[Curvature], slice_name: str
+) -> list[Row]:
+    """Overlap of the top eigenspaces of every pair of clients, and of every client with the aggregated model, and their means:
+    the mean squared cosine of the principal angles of two orthonormal bases [k, P]."""
+    common: Row = {"moment": "trained", "slice": slice_name, "estimator": "lanczos"}
+    both = {"eigenspace_overlap": list(combinations(clients, 2))}
+    if whole:
+        both["global_overlap"] = [(client, whole[0]) for client in clients]
+    rows, means = list[Row](), list[Row]()
+    for metric, couples in both.items():
+        values: list[float] = []
+        for a, b in couples:
+            row: Row = {"scope": "pair" if b.client is not None else "client", "client": a.client}
+            row |= {"metric": metric, "client_b": b.client, "value": None}
+            row["converged"] = a.is_converged and b.is_converged
+            if a.space is not None and b.space is not None:
+                cosines = a.space.double() @ b.space.double().T
+                row["value"] = min(float(cosines.square().sum()) / len(a.space), 1.0)
+                values.append(row["value"])
+            rows.append({**common, **row})
+        mean: Row = {"metric": metric, "scope": "global", "n_clients": len(clients)}
+        mean["value"] = float(np.mean(values)) if values else None
+        is_converged = all(a.is_converged and b.is_converged for a, b in couples)
+        means.append({**common, **mean, "converged": is_converged})
+    return rows + means
 
 
 # Picture and summary
@@ -281,32 +249,36 @@ def draw(table: pd.DataFrame) -> Figure:
     """H_N, H_D and eigenspace overlap of every pair of clients, top eigenvalue and trace of every client, in the last round.
 
     H_N and H_D are of the paper's form, or of the released code's where own data were not asked for. Blank cells: a client with
-    itself, and what is not defined. Raises FldiagError for another table, or one of several runs.
+    itself, and what is not defined. Raises FldiagError for a table of several runs.
     """
-    rows = select(table, "H_N", "picture of matching")
-    if rows["run"].nunique() > 1:
+    if table["run"].nunique() > 1:
         raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
-    table = only(table, round=int(rows["round"].max()))
-    form, place = ("tensor_trace", "global")
-    if "client" in set(rows["data"]):
-        form, place = "diag", "client"
-    of_form, about = only(table, diag_mode=form, data=place), f"\n{FORMS[form]}, {DATA[place]}"
-    of_pairs = {
-        f"$H_N$%s{about}": only(of_form, metric="H_N"),
-        f"$H_D$%s{about}": only(of_form, metric="H_D"),
+    rows = only(table, metric="H_N")
+    last = int(rows["round"].max())
+    form, place = (
+        ("diag", "client") if "client" in set(rows["data"]) else ("tensor_trace", "global")
+    )
+    table = only(table, round=last)
+    of_form, about = {"diag_mode": form, "data": place}, f"\n{FORMS[form]}, {DATA[place]}"
+    matrices = {
+        f"$H_N$%s{about}": only(table, metric="H_N", **of_form),
+        f"$H_D$%s{about}": only(table, metric="H_D", **of_form),
         "eigenspace overlap%s\n": only(table, metric="eigenspace_overlap"),
     }
-    of_pairs = {t: r for t, r in of_pairs.items() if only(r, scope="pair")["value"].notna().any()}
+    matrices = {t: r for t, r in matrices.items() if only(r, scope="pair")["value"].notna().any()}
     bars = {
-        "$\\lambda_1$": (only(table, metric="eigenvalue", index=1), "residual"),
-        "trace": (only(table, metric="trace"), "stderr"),
+        f"$\\lambda_1$, clients on {DATA[place]}": (
+            "residual",
+            only(table, metric="eigenvalue", index=1),
+        ),
+        f"trace, clients on {DATA[place]}": ("stderr", only(table, metric="trace")),
     }
-    bars = {title: part for title, part in bars.items() if len(part[0])}
+    bars = {title: part for title, part in bars.items() if len(part[1])}
     with style.paper():
-        fig, axes = style.panels(len(of_pairs) + len(bars), 2.3, 0.2)
-        for ax, (title, rows) in zip(axes, of_pairs.items(), strict=False):
+        fig, axes = style.panels(len(matrices) + len(bars), 2.3, 0.2)
+        for ax, (title, rows) in zip(axes, matrices.items(), strict=False):
             mean = number(rows, scope="global", self_pairs=[False, None])
-            wide = pairs(only(rows, scope="pair").astype({"client": int, "client_b": int}))
+            wide = pairs(only(rows, scope="pair"))
             low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
             # at most four decades: one odd pair shall not bleach the others
             is_wide = "H_N" in title and high > 100 * low > 0
@@ -314,20 +286,20 @@ def draw(table: pd.DataFrame) -> Figure:
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
             ax.set(xlabel="client", ylabel="client")
             ax.set_title(title % f", mean {style.number(mean, 3)}", fontsize=7.5)
-        for ax, (title, (rows, error)) in zip(axes[len(of_pairs) :], bars.items(), strict=True):
+        for ax, (title, (error, rows)) in zip(axes[len(matrices) :], bars.items(), strict=True):
             draw_bars(ax, rows.drop_duplicates(["moment", "client"]), error)
-            ax.set_title(f"{title}, clients on {DATA[place]}", fontsize=7.5)
+            ax.set_title(title, fontsize=7.5)
         about = "; black: the aggregated model" if bars else ""
-        if any(rows["converged"].eq(False).any() for rows, _ in bars.values()):
+        if any(rows["converged"].eq(False).any() for _, rows in bars.values()):
             about += "; hollow: not converged"
-        fig.suptitle(f"round {int(table['round'].iloc[0])}{about}", fontsize=8)
+        fig.suptitle(f"round {last}{about}", fontsize=8)
     return fig
 
 
 def draw_bars(ax: Axes, rows: pd.DataFrame, error: str) -> None:
     """A bar a client, with its error, and one of the aggregated model."""
     rows = rows.sort_values("client", na_position="last")
-    names = ["global" if pd.isna(client) else str(int(client)) for client in rows["client"]]
+    names = ["global" if pd.isna(client) else str(client) for client in rows["client"]]
     edges = ["black" if name == "global" else style.look(2).color for name in names]
     is_done = rows["converged"].fillna(True).astype(bool)
     colors = [edge if done else "white" for edge, done in zip(edges, is_done, strict=True)]
@@ -342,32 +314,25 @@ def draw_bars(ax: Axes, rows: pd.DataFrame, error: str) -> None:
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Clients of the last round, and the means over pairs of every round."""
     last = only(table, round=int(table["round"].dropna().max()))
-    yield Say(f"round {int(last['round'].iloc[0])}, clients after local training")
-    traces = only(last, metric="trace").drop_duplicates("client")
+    traces = only(last, metric="trace").drop_duplicates("client")[-MANY:]  # all are in the csv
     clients: list[Row] = []
     for client, slice_name in zip(traces["client"], traces["slice"], strict=True):
         part = only(last, client=client, slice=slice_name)
-        row: Row = {"client": "global model" if pd.isna(client) else str(int(client))}
+        row: Row = {"client": "global model" if pd.isna(client) else str(client)}
         row |= {"slice": slice_name, "loss": number(part, "loss")}
         row["λ_1"] = number(part, "eigenvalue", index=1)
         row["± residual"] = number(part, "eigenvalue", index=1, column="residual")
-        row["trace"] = number(part, "trace")
-        row["± stderr"] = number(part, "trace", column="stderr")
+        row |= {"trace": number(part, "trace"), "± stderr": number(part, "trace", column="stderr")}
         overlaps = only(last, scope="client", client=client)
         clients.append({**row, "overlap with global": number(overlaps, "global_overlap")})
-    yield Small(clients[-MANY:], {name: name for name in clients[0]})  # all are in the csv
+    yield Small(clients, {name: name for name in clients[0]})
     means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]
     wide = means.pivot_table("value", keys, "metric", dropna=False).dropna(how="all").reset_index()
     yield Small(wide.tail(24).to_dict("records"), {name: name for name in wide})
     mean = number(last, "eigenspace_overlap", scope="global")
     if mean is not None:
-        of = f"the top-{options['k']} eigenspaces of two clients"
-        yield Say(f"mean squared cosine between {of}: {mean:.3g}")
-    rough = only(last, metric="diagonal_error")["value"]
-    if rough.notna().any():
-        off = f"estimated diagonals are off by up to {rough.max():.0%} in norm"
-        yield Note(f"{off}: H_N and H_D of tensor traces are better (or raise --max-products)")
+        yield Say(f"mean overlap of the top-{options['k']} eigenspaces of two clients: {mean:.3g}")
     yield from missing_notes(table)
 
 
@@ -386,30 +351,20 @@ def matching(
     *,
     on: Annotated[
         Literal["both", "client", "global"],
-        Field(
-            description="Whose data to take the Hessians on: each client's own (client), all clients' "
-            "(global), or both."
-        ),
+        Field(description="Whose data to take the Hessians on: own (client), all (global), both."),
     ] = "both",
     k: Annotated[int, Field(ge=0, description="Number of eigenvectors (0: none).")] = 5,
     every_round: Annotated[
         bool | None,
-        Field(
-            description="Use all rounds instead of only the last (default if --rounds is given)."
-        ),
+        Field(description="All rounds, not only the last (default if --rounds is given)."),
     ] = None,
     rtol: Annotated[
         float,
-        Field(
-            gt=0, lt=1, description="Allowed relative standard error where diagonals are estimated."
-        ),
+        Field(gt=0, lt=1, description="Allowed relative standard error of estimated diagonals."),
     ] = 0.02,
     max_products: Annotated[
         int,
-        Field(
-            ge=2,
-            description="Maximum number of Hessian-vector products for an estimate or a spectrum.",
-        ),
+        Field(ge=2, description="Most Hessian-vector products for an estimate or a spectrum."),
     ] = 200,
     seed: Annotated[int, Field(description="Random seed.")] = 0,
 ) -> pd.DataFrame:
@@ -430,17 +385,19 @@ def matching(
       its eigenvector is arbitrary.
 
     Diagonals and traces are exact where ``spectrum --trace`` has them so; else estimates with the same random probes for all
-    clients (``rtol``, ``max_products``), and the entries of a diagonal are then rough: column ``converged``, and rows
-    ``diagonal_error``, the relative error of D; norms, also those in H_N and H_D, are without the part that noise
-    adds. Of the last round with client weights, or all with ``every_round``. Cost a client: about 4 Hessian-vector
+    clients (``rtol``, ``max_products``), and the entries of a diagonal are then rough: columns ``stderr`` and ``converged``.
+    Norms, also those in H_N and H_D, are without the part that noise adds. Of the last round with client
+    weights, or all with ``every_round``. Cost a client: about 4 Hessian-vector
     products on own and on global data, and one spectrum.
 
     Raises FldiagError when no round has client weights, or no client's Hessian can be computed.
     """
     places = ["client", "global"] if on == "both" else [on]
     options = {"k": k, "rtol": rtol, "max_products": max_products, "seed": seed}
-    rows = history.each_round(
-        lambda stored: round_rows(history, stored, places, options), every_round=every_round
-    )
-    rows = [{"masked": row["value"] is None, **row} for row in rows]
+    rows = [
+        {"round": stored.round, **row}
+        for stored in history.each(every_round=every_round)
+        for row in round_rows(history, stored, places, options)
+    ]
+    rows = [{"masked": bool(pd.isna(row["value"])), **row} for row in rows]
     return table([*rows, *history.notes], **history.common)

@@ -13,41 +13,36 @@ from pydantic import BeforeValidator, Field
 
 from fldiag.choices import Data, Device, Download, Model, Root
 from fldiag.plotting import style
-from fldiag.plotting.shapes import compares_runs, floats, names, select
+from fldiag.plotting.shapes import compares_runs
 from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
-from fldiag.results.table import PERSONAL, Row, check, table
+from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """One row for each run and number of epochs, none where the table holds no personal accuracy; and what voted."""
-    clients = only(frame, metric=PERSONAL, scope="client").dropna(subset=["value"])
-    rows: list[Row] = []
-    for (run, e), part in clients.groupby(["run", "index"], sort=False):
-        values = floats(part["value"])
-        row: Row = {"run": run, "epochs": int(e), "clients": len(values)}
-        row |= {"mean": values.mean(), "std": values.std()}
-        rows.append({**row, "lowest": values.min(), "highest": values.max()})
+    """One row for each run and number of epochs."""
     yield Say(
         "personal accuracy after epochs of fine-tuning: mean, deviation and range over clients"
     )
-    yield Small(rows, {name: name for name in rows[0]} if rows else {})
-    for text in frame["voters"].dropna().unique() if "voters" in frame else ():
-        yield Say(f"voted: {text}")
+    groups = of_clients(frame).groupby(["run", "index"], sort=False)["value"]
+    numbers = groups.agg(clients="count", mean="mean", std="std", lowest="min", highest="max")
+    rows = numbers.rename_axis(["run", "epochs"]).reset_index().to_dict("records")
+    yield Small(rows, {name: name for row in rows[:1] for name in row})
+
+
+def of_clients(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the clients that have a personal accuracy."""
+    rows = only(frame, metric=PERSONAL, scope="client").dropna(subset=["value"])
+    return rows.astype({"index": int, "value": float})
 
 
 @compares_runs
 def draw(frame: pd.DataFrame) -> Figure:
     """A faint dot a client over the number of fine-tuning epochs, and beside them their mean with their standard deviation;
-    several runs stand side by side.
-
-    Raises FldiagError for a table without a client's personal accuracy.
-    """
-    rows = only(frame, scope="client").dropna(subset=["value"])
-    rows = select(rows, PERSONAL, "picture of personal accuracy")
-    rows = rows.assign(run=names(rows["run"]), value=floats(rows["value"]))
+    several runs stand side by side."""
+    rows = of_clients(frame)
     looks, epochs = style.looks(rows["run"]), sorted(rows["index"].unique())
     with style.paper():
         fig, (ax,) = style.panels(1, 2.3, width=style.ONE_COLUMN)
@@ -55,13 +50,13 @@ def draw(frame: pd.DataFrame) -> Figure:
         for place, (run, look) in enumerate(looks.items()):
             part = only(rows, run=run)
             x = part["index"].map(epochs.index) + room * (place - (len(looks) - 1) / 2)
-            ax.plot(x, part["value"], ".", color=look.color, alpha=0.4, markersize=4)
+            ax.plot(x, part["value"], ".", color=look.color, alpha=0.4)
             groups = part.groupby(x)["value"]
-            at = floats(groups.mean().index.to_series()) + room / 4
-            ax.errorbar(at, groups.mean(), groups.std(ddof=0), label=run, **look.point)
+            means, errors = groups.mean(), groups.std(ddof=0)
+            ax.errorbar(means.index + room / 4, means, errors, label=run, **look.point)
         ax.set(xlabel="epochs of fine-tuning", ylabel="personal accuracy")
         ax.set(xlim=(-0.6, len(epochs) - 0.4), ylim=(None, 1.02))
-        ax.set_xticks(range(len(epochs)), [f"{e:g}" for e in epochs])
+        ax.set_xticks(range(len(epochs)), epochs)
         style.percents(ax.yaxis)
         ax.grid(True, axis="y")
         ax.set_title("dots: clients; bars: mean ± std. deviation")
@@ -121,7 +116,7 @@ def personalise(
     Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
     from fldiag.method import Personal
-    from fldiag.training.personalise import GlobalModel, check_plan, measure
+    from fldiag.training.personalise import GlobalModel, measure
     from fldiag.training.setup import load_weights, setup_of
 
     tables = []
@@ -130,10 +125,9 @@ def personalise(
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
         plan = replace(plan, epochs=lengths)
-        check_plan(setup)
         w, buffers = load_weights(run, setup)
         states = run.states if plan.method and plan.method.client_init(w) else {}
         start = GlobalModel(w, buffers, states, run.done)
-        rows = measure(setup, plan, start, seed=seed, run=run.name)
+        rows = measure(setup, plan, start, seed=seed)
         tables.append(check(table(rows, **run.common)))
     return pd.concat(tables, ignore_index=True)

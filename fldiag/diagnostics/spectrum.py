@@ -7,7 +7,7 @@ Lee et al. (CVPR 2024); top eigenvalue and trace by Mendieta et al. (CVPR 2022);
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from safetensors.torch import save
@@ -26,7 +25,7 @@ from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import bars, select, wide_range
+from fldiag.plotting.shapes import floats, select, wide_range
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
@@ -40,29 +39,11 @@ from fldiag.seeding import seed_for, torch_rng
 
 #: Lanczos steps from each of so many random vectors, and values at which the density is given.
 STEPS, PROBES, POINTS = 30, 4, 501
-#: What may be known of every layer, and the title of its panel.
-LAYERS = {
-    "eigenvalue": "largest eigenvalue by layer",
-    "trace": "trace by layer",
-    "diagonal_norm": "norm of the diagonal by layer",
-}
 #: Decades of the density that are drawn.
 DECADES = 7
-#: Columns of the summary, what goes without saying in them, and headings that are not their names.
-COLUMNS = [
-    "run",
-    "metric",
-    "layer",
-    "index",
-    "value",
-    "residual",
-    "stderr",
-    "converged",
-    "estimator",
-    "which",
-    "matrix",
-]
-USUAL = {"which": {"largest"}, "matrix": {"hessian"}}
+#: Columns of the summary, and headings that are not their names.
+COLUMNS = ["run", "metric", "layer", "index", "value", "residual", "stderr", "converged"]
+COLUMNS += ["estimator", "which", "matrix"]
 HEADINGS = {"run": "checkpoint", "stderr": "± stderr"}
 
 LAMBDA_1 = Number(
@@ -79,35 +60,25 @@ LAMBDA_1 = Number(
 )
 
 
-def layer_rows(problem: Problem, layer: str, **options: Any) -> list[Row]:
-    """The row of the largest eigenvalue of a layer's own block; of several layers computed side by side."""
-    names = problem.layout.layers[layer]
-    which, matrix = options["which"], options["matrix"]
-    pairs = eigenpairs(problem, 1, names=names, progress=workspace().show, **options)
-    about = {"matrix": matrix, "layer": layer or "(model)"}
-    return eigenvalue_rows(problem, pairs, which=which, **about)[:1]
-
-
 def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
     """Trace, norm and extremes of the diagonal, of the whole and by layer."""
     rows: list[Row] = []
-    groups: list[tuple[str | None, Sequence[str]]] = [(None, problem.layout.names)]
-    groups += [(layer or "(model)", names) for layer, names in problem.layout.layers.items()]
-    for layer, names in groups:
+    layers = {layer or "(model)": names for layer, names in problem.layout.layers.items()}
+    for layer, names in [(None, problem.layout.names), *layers.items()]:
         is_exact = result.is_exact(names)
-        values, errors = (
-            torch.cat([part[n] for n in names]) for part in (result.values, result.stderr)
-        )
-        extremes = [
-            (float(values[i]), None if is_exact else float(errors[i]))
-            for i in (values.argmax(), values.argmin())
-        ]
-        numbers = [result.trace(names), result.norm(names), *extremes]
+        parts = (torch.cat([part[n] for n in names]) for part in (result.values, result.stderr))
+        pairs = torch.stack(list(parts), 1).tolist()
+        numbers = {
+            "trace": result.trace(names),
+            "diagonal_norm": result.norm(names),
+            "diagonal_max": max(pairs),
+            "diagonal_min": min(pairs),
+        }
         common: Row = {"layer": layer, "estimator": result.estimator(names)}
         common["converged"] = is_exact or result.converged
-        metrics = ("trace", "diagonal_norm", "diagonal_max", "diagonal_min")
-        for metric, (value, stderr) in zip(metrics, numbers, strict=True):
-            rows.append({**common, "metric": metric, "value": value, "stderr": stderr})
+        for metric, (value, stderr) in numbers.items():
+            error = None if is_exact else stderr
+            rows.append({**common, "metric": metric, "value": value, "stderr": error})
     return rows
 
 
@@ -142,10 +113,10 @@ def density_rows(problem: Problem, pairs: EigenPairs, matrix: Matrix, seed: int)
         return heights @ weights / width
 
     peaks = smooth(pairs.values, np.full(k, 1 / size))
-    curves = np.array([peaks + (1 - k / size) * smooth(*rule) for rule in rules] or [peaks])
-    errors = curves.std(0, ddof=1) / np.sqrt(PROBES) if rules else 0 * grid
-    triples = zip(grid.tolist(), curves.mean(0).tolist(), errors.tolist(), strict=True)
+    curves = np.array([peaks + (1 - k / size) * smooth(*rule) for rule in rules] or [peaks] * 2)
+    errors = curves.std(0, ddof=1) / np.sqrt(len(curves))
     common: Row = {"metric": "density", "estimator": "lanczos quadrature"}
+    triples = np.stack([grid, curves.mean(0), errors], 1).tolist()
     return [{**common, "x": x, "value": value, "stderr": e} for x, value, e in triples]
 
 
@@ -160,131 +131,82 @@ def pyhessian_rows(
     for name, p in module.named_parameters():
         p.data = views[name]
         p.requires_grad_(name not in problem.frozen)
-    batches = [problem.batch(i) for i in range(len(problem.bounds))]
     with problem.guarded(), torch.enable_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
         engine = pyhessian.hessian(
             module,
             lambda z, y: loss.total(z, y) / loss.count(y),
-            dataloader=batches,
+            dataloader=list(problem.batches()),
             cuda=problem.device.type == "cuda",
         )
         torch.manual_seed(seed_for(seed, "pyhessian"))
         values, _ = engine.eigenvalues(maxIter=most, tol=tol, top_n=min(k, problem.layout.size))
         samples = engine.trace(maxIter=most, tol=tol) if trace else []
     common: Row = {"estimator": "pyhessian", "which": "magnitude", "matrix": "hessian"}
-    rows = [
-        {**common, "metric": "eigenvalue", "index": i, "value": value}
-        for i, value in enumerate(values, start=1)
+    rows: list[Row] = [
+        {"metric": "eigenvalue", "index": i, "value": value} for i, value in enumerate(values, 1)
     ]
-    return rows + [{**common, "metric": "trace", "value": float(np.mean(samples))}] * trace
+    rows += [{"metric": "trace", "value": float(np.mean(samples))}] * trace
+    return [{**common, **row} for row in rows]
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
-    """All rows but the density's, without the columns in which only the usual stands; and which numbers are rough."""
-    frame = frame[frame["metric"] != "density"]
-    columns = {
-        c: HEADINGS.get(c, c)
-        for c in frame.columns.intersection(COLUMNS)
-        if set(frame[c].dropna()) - USUAL.get(c, set())
-    }
-    values = frame[[c for c in COLUMNS if c in columns]].astype(object)
-    yield Small(values.where(values.notna(), None).to_dict("records"), columns)
+    """All rows but the density's, without the columns in which nothing or only the usual stands; and which numbers are rough."""
+    rows = frame.loc[frame["metric"] != "density", frame.columns.intersection(COLUMNS)]
+    rows = rows.astype(object).where(rows.notna(), None)
+    columns = [c for c in COLUMNS if c in rows and set(rows[c]) - {None, "largest", "hessian"}]
+    yield Small(rows[columns].to_dict("records"), {c: HEADINGS.get(c, c) for c in columns})
     if options["engine"] == "pyhessian":
         yield Note("PyHessian's own estimates and stopping rules; they come without errors")
-    rough = set(frame.loc[frame["converged"].eq(False).fillna(False), "metric"])
-    if "eigenvalue" in rough:
-        yield Note("not all eigenvalues converged within their residuals: raise --max-products")
-    if "trace" in rough:
-        yield Note(
-            "the trace's standard error is above 2 %, and the diagonal is rougher: raise --max-products"
-        )
+    rough = set(rows.loc[rows["converged"].eq(False), "metric"]) if "converged" in rows else set()
+    for metric, target in (("eigenvalue", "its tolerance"), ("trace", "an error of 2 %")):
+        if metric in rough:
+            yield Note(f"not every {metric} reached {target}: raise --max-products")
 
 
-def is_main_block(rows: pd.DataFrame) -> pd.Series:
-    """A mask of the eigenvalues of the block that the whole table is about: that of each run's first row."""
-    layers = rows["layer"].astype("string").fillna("")
-    return layers == layers.groupby(rows["run"].astype("string").fillna("")).transform("first")
-
-
-def draw_layers(frame: pd.DataFrame) -> Figure | None:
-    """Largest eigenvalue (± residual) and trace (± standard error) of every layer's own block, and the norm of its diagonal, as
-    far as the table has them; None where it says nothing of single layers."""
-    frame = frame.assign(run=frame["run"].fillna("unnamed").astype(str))
-    parts = {metric: only(frame, metric=metric) for metric in LAYERS}
-    parts["eigenvalue"] = parts["eigenvalue"][~is_main_block(parts["eigenvalue"])]
-    parts = {metric: rows.dropna(subset=["layer"]) for metric, rows in parts.items()}
-    parts = {metric: rows for metric, rows in parts.items() if len(rows)}
-    if not parts:
-        return None
-    rows = pd.concat(parts.values())
-    looks, layers = style.looks(rows["run"]), rows["layer"].nunique()
-    with style.paper():
-        height = 0.75 + max(0.14 * layers * max(1, len(looks) / 2), 0.9)
-        fig, axes = style.panels(len(parts), height, sharey=True)
-        for ax, (metric, rows) in zip(axes, parts.items(), strict=True):
-            bars(ax, rows, looks, error="residual" if metric == "eigenvalue" else "stderr")
-            ax.set_title(LAYERS[metric], fontsize=8)
-            ax.xaxis.set_major_locator(MaxNLocator(4))
-        style.legend(fig, [Patch(color=look.color) for look in looks.values()], looks)
-    return fig
-
-
-def draw(frame: pd.DataFrame, ax: Axes | None = None) -> Any:
+def draw(frame: pd.DataFrame) -> Figure:
     """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them.
 
-    ``ax``: draw the eigenvalues into these axes. Raises FldiagError for a table without eigenvalues.
+    Raises FldiagError for a table without eigenvalues.
     """
-    eigenvalues = select(frame, "eigenvalue", "spectrum")
-    eigenvalues = eigenvalues[is_main_block(eigenvalues)]
-    looks = style.looks(list(dict.fromkeys(frame["run"])))
-    if ax is not None:
-        _draw_eigenvalues(ax, eigenvalues, looks)
-        ax.legend()
-        return ax.figure
-    density = only(frame, metric="density")
-    count = 1 + (len(density) > 0)
+    eigenvalues, density = select(frame, "eigenvalue", "spectrum"), only(frame, metric="density")
+    looks, count = style.looks(frame["run"]), 1 + (len(density) > 0)
     with style.paper():
         fig = style.figure(style.wide(style.ONE_COLUMN * count), 2.3, layout="constrained")
         axes = fig.subplots(1, count, squeeze=False)[0]
-        _draw_eigenvalues(axes[0], eigenvalues, looks)
+        # those of single layers come last
+        first = only(eigenvalues, layer=eigenvalues["layer"].iloc[0])
+        _draw_eigenvalues(axes[0], first, looks)
         if len(density):
             _draw_density(axes[1], density, looks)
         for ax in axes:
             ax.grid(True, axis="y")
-        handles, labels = axes[0].get_legend_handles_labels()
-        place: dict[str, Any] = {"loc": "outside upper center", "ncols": min(len(labels), 3)}
-        style.legend(fig, handles, labels, **place)
+        style.legend_of_runs(fig, looks)
     return fig
 
 
 def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
     for place, (run, look) in enumerate(looks.items()):
         part = only(rows, run=run)
-        x, y, bars = (part[c].to_numpy(float) for c in ("index", "value", "residual"))
+        x, y, bars = (floats(part[c]) for c in ("index", "value", "residual"))
         x = x + min(0.8 / len(looks), 0.22) * (place - (len(looks) - 1) / 2)
         ax.errorbar(x, y, yerr=np.nan_to_num(bars), fmt="none", ecolor=look.color, elinewidth=0.8)
         done = part["converged"].fillna(True).to_numpy(bool)
-        ax.plot(x[done], y[done], **look.point, label=run)
-        ax.plot(x[~done], y[~done], **look.point, markerfacecolor="white")
-    if rows["converged"].eq(False).any():
-        grey = style.Look("#555555", "o", "-")
-        ax.plot([], [], **grey.point, markerfacecolor="white", label="hollow: not converged")
-    values = rows["value"].to_numpy(float)
+        ax.plot(x[done], y[done], **look.point)
+        ax.plot(x[~done], y[~done], **{**look.point, "markerfacecolor": "white"})
+    values = floats(rows["value"])
     wide_range(ax, values)
-    if values.min() <= 0:
-        ax.axhline(0, color="#888888", linewidth=0.6)
-    elif ax.get_yscale() == "linear":
-        ax.set_ylim(bottom=0)
+    if ax.get_yscale() == "linear":
+        ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     matrix = "Gauss-Newton" if set(rows.get("matrix", [])) == {"ggn"} else "Hessian"
-    ax.set(xlabel="index of the eigenvalue", ylabel=f"{matrix} eigenvalue")
+    rough = " (hollow: not converged)" if rows["converged"].eq(False).any() else ""
+    ax.set(xlabel=f"index of the eigenvalue{rough}", ylabel=f"{matrix} eigenvalue")
 
 
 def _draw_density(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
     for run, look in looks.items():
-        part = only(rows, run=run)
-        x, y, error = (part[c].to_numpy(float) for c in ("x", "value", "stderr"))
+        x, y, error = (floats(only(rows, run=run)[c]) for c in ("x", "value", "stderr"))
         band = np.maximum(y - error, 1e-300), y + error
         ax.fill_between(x, *band, color=look.color, alpha=0.2, linewidth=0)
         ax.plot(x, y, color=look.color, linestyle=look.dash)
@@ -302,7 +224,7 @@ def vectors_if_any(frame: pd.DataFrame) -> bytes | None:
 
 @diagnostic(
     "spectrum",
-    draw={"": draw, "-layers": draw_layers, "-vectors.safetensors": vectors_if_any},
+    draw={"": draw, "-vectors.safetensors": vectors_if_any},
     summary=summary,
     numbers=(LAMBDA_1,),
     example="checkpoints/example/fedsol-digits.pt --k 5 --trace",
@@ -376,43 +298,41 @@ def spectrum(
 
     Raises FldiagError when the loss is not a finite function of the weights alone, or no tensor matches.
     """
-    is_whole = params is None and problem.weight_decay == 0 and matrix == "hessian"
-    is_more = density or save_vectors or per_layer or problem.dtype != torch.float32
-    if (params is not None and (trace or density)) or (trace and matrix != "hessian"):
+    is_usual = params is None and matrix == "hessian"
+    if (params is not None and (trace or density)) or (trace and not is_usual):
         text = "trace and density are of the whole model, and the trace is that of the Hessian"
         raise FldiagError(text, "leave out --params and --matrix", usage=True)
-    if engine == "pyhessian" and (is_more or not is_whole):
-        text = "PyHessian knows eigenvalues of largest magnitude and the trace, in float32, without weight decay"
-        raise FldiagError(text, "leave out --engine pyhessian, or the other options", usage=True)
     most = max_products or max(100, 8 * k)
     rows = problem.centre.rows(problem)
     if engine == "pyhessian":
-        rows += pyhessian_rows(problem, k, trace, tol, most, seed)
-        return table(rows, **problem.common)
-    names = problem.layout.names if params is None else problem.tensors(params)
-    options: dict[str, Any] = {"which": which, "matrix": matrix, "tol": tol}
-    options |= {"max_products": most, "seed": seed}
-    pairs = eigenpairs(
-        problem, k, names=names, strict=density, progress=workspace().show, **options
-    )
-    rows += eigenvalue_rows(problem, pairs, which=which, matrix=matrix, layer=params)
-    if per_layer:
-        blocks = workspace().map(layer_rows, problem, list(problem.layout.layers), **options)
-        rows += [row for block in blocks for row in block]
+        is_more = density or save_vectors or per_layer or problem.weight_decay
+        if is_more or not is_usual or problem.dtype != torch.float32:
+            text = "PyHessian knows eigenvalues of largest magnitude and the trace, in float32, without weight decay"
+            raise FldiagError(
+                text, "leave out --engine pyhessian, or the other options", usage=True
+            )
+        return table(rows + pyhessian_rows(problem, k, trace, tol, most, seed), **problem.common)
+    show, names = workspace().show, problem.tensors(params or "*")
+    options: dict[str, Any] = {"matrix": matrix, "which": which, "tol": tol, "seed": seed}
+    options |= {"max_products": most, "progress": show}
+    pairs = eigenpairs(problem, k, names=names, strict=density, **options)
+    about: dict[str, Any] = {"which": which, "matrix": matrix}
+    rows += eigenvalue_rows(problem, pairs, layer=params, **about)
+    for layer, tensors in problem.layout.layers.items() if per_layer else ():
+        first = eigenpairs(problem, 1, names=tensors, **options)
+        rows += eigenvalue_rows(problem, first, layer=layer or "(model)", **about)
     if trace:
-        show, products = workspace().show, max_products or 200
+        products = max_products or 200
         result = diagonal(problem, max_products=products, seed=seed, progress=show)
         rows += diagonal_rows(problem, result)
     if density:
         rows += density_rows(problem, pairs, matrix, seed)
     frame = table(rows, **problem.common)
     if save_vectors:
-        vectors, start = pairs.vectors.to("cpu", problem.dtype), 0
-        pieces = {}
-        for n, shape in zip(problem.layout.names, problem.layout.shapes, strict=True):
-            if n in names:
-                end = start + shape.numel()
-                pieces[n] = vectors[:, start:end].reshape(-1, *shape).contiguous()
-                start = end
-        frame.attrs["vectors"] = Vectors(pieces)
+        shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
+        pieces = pairs.vectors.to("cpu", problem.dtype).split([shapes[n].numel() for n in names], 1)
+        vectors = zip(names, pieces, strict=True)
+        frame.attrs["vectors"] = Vectors(
+            {n: piece.reshape(-1, *shapes[n]).contiguous() for n, piece in vectors}
+        )
     return frame

@@ -11,8 +11,8 @@ from torch import nn
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.integrations.recorder import Recorder, mean
-from fldiag.runs.checkpoint import State, read_checkpoint
-from fldiag.runs.run import Run
+from fldiag.runs.checkpoint import State
+from fldiag.runs.run import Run, open_checkpoint
 
 #: What stands for what in a pattern. A number is taken whole.
 PLACES = {"{round}": r"(?P<round>\d++)", "{client}": r"(?P<client>\d++)"}
@@ -69,7 +69,7 @@ def convert(
     with Recorder(out, model, data, partition, method=method, seed=seed) as recorder:
 
         def read(path: Path) -> State:
-            return recorder.state(read_checkpoint(path, key).state, str(path))
+            return recorder.state(open_checkpoint(path, key).state, str(path))
 
         sizes = {k: len(part) for k, part in (recorder.parts or {}).items()}
         if not globals_:

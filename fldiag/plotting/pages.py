@@ -88,7 +88,7 @@ def picture(figure: Figure, caption: str) -> Picture:
     """The figure as SVG, or as PNG where that would be heavy."""
     content = style.image(figure, "svg")
     if len(content) > HEAVY:
-        return Picture(caption, "image/png", style.image(figure, "png", style.SCREEN))
+        return Picture(caption, "image/png", style.image(figure, "png", 150))
     return Picture(caption, "image/svg+xml", content)
 
 

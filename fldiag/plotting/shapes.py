@@ -31,13 +31,8 @@ def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFr
 
 
 def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
-    """The rows of one metric, or FldiagError naming the metrics that there are."""
-    rows = only(table, metric=metric)
-    if rows.empty:
-        what = f"the table for the {picture} has no rows of metric {metric!r}"
-        metrics = ", ".join(table["metric"].dropna().unique())
-        raise FldiagError(what, f"its metrics: {metrics}", usage=True)
-    return rows
+    """The rows of one metric, of which there must be some: FldiagError otherwise."""
+    return need(only(table, metric=metric), (), f"{picture}, which shows {metric},")
 
 
 def floats(column: pd.Series) -> np.ndarray:
@@ -50,18 +45,9 @@ def names(column: pd.Series) -> list[str]:
     return ["unnamed" if pd.isna(v) else str(v) for v in column]
 
 
-def percentiles(cells: pd.DataFrame) -> pd.DataFrame:
-    """Of a table with a row a client: 0, 10, ..., 100 % of the clients have at most so much, each column by itself.
-
-    >>> percentiles(pd.DataFrame({"a": range(101), "b": 3})).loc[[0, 70], ["a", "b"]].to_numpy().tolist()
-    [[0.0, 3.0], [70.0, 3.0]]
-    """
-    return cells.quantile(np.linspace(0, 1, 11)).set_axis(range(0, 101, 10), axis="index")
-
-
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """The value of every pair ``client``, ``client_b`` in both halves of a square table; nan for one with itself."""
-    rows = rows.assign(value=floats(rows["value"]))
+    rows = rows.astype({"client": int, "client_b": int, "value": float})
     wide = rows.pivot(index="client", columns="client_b", values="value")
     clients = wide.index.union(wide.columns)
     wide = wide.reindex(index=clients, columns=clients)
@@ -86,35 +72,29 @@ def lines(
     tables. A round that is not there is a gap.
 
     Args:
-        ax: The panel.
-        tables: Name of a line -> its rows.
-        looks: Name -> look, where the figure has one legend for all panels; else several lines get a legend below the panel.
+        ax: the panel.
+        tables: name of a line -> its rows.
+        looks: name -> look, where the figure has one legend for all panels; else several lines get a legend below the panel.
     """
     palette = looks or style.looks(tables)
     for name, rows in tables.items():
-        rows, look = rows.dropna(subset=["round", "value"]).sort_values("round"), palette[name]
-        columns = {c: floats(rows[c]) for c in ("value", "stderr")}
-        points = pd.DataFrame(columns, index=floats(rows["round"]))
+        points = rows.dropna(subset=["round", "value"]).astype({"round": int})
+        points = points.set_index("round")[["value", "stderr"]].astype(float).sort_index()
         if len(points) > 1 and np.diff(points.index).min() == 1:
-            points = points.reindex(np.arange(points.index[0], points.index[-1] + 1))
-        value, error = points["value"], points["stderr"]
+            points = points.reindex(range(points.index[0], points.index[-1] + 1))
+        value, error, look = points["value"], points["stderr"], palette[name]
         if len(tables) <= 4:
-            ends = value - error, value + error
-            ax.fill_between(points.index, *ends, color=look.color, alpha=0.15, linewidth=0)
+            band: dict[str, Any] = {"color": look.color, "alpha": 0.15, "linewidth": 0}
+            ax.fill_between(points.index, value - error, value + error, **band)
         ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **look.line)
-    locator = MaxNLocator(6, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
-    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     ax.set_xlabel("round")
     ax.grid(True)
     if looks is None and len(tables) > 1:
         keys = [Line2D([], [], **palette[name].line) for name in tables]
-        below: dict[str, Any] = {
-            "loc": "upper center",
-            "bbox_to_anchor": (0.5, 0),
-            "borderaxespad": 4.0,
-        }
         ncols = 1 if max(map(len, tables)) > 12 else 2
-        ax.legend(keys, [style.plain(name) for name in tables], ncols=ncols, **below)
+        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
+        ax.legend(keys, map(style.plain, tables), ncols=ncols, borderaxespad=4.0, **below)
 
 
 def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
@@ -136,8 +116,7 @@ def cells(ax: Axes, wide: pd.DataFrame, **options: Any) -> None:
     """
     import seaborn  # a second, which a table from the store does not need
 
-    bar = {"pad": 0.02, **options.pop("cbar_kws", {})}
-    options = {"cmap": style.COLORMAP, "cbar_kws": bar, **options}
+    options = {"cmap": style.COLORMAP, "cbar_kws": {"pad": 0.02}, **options}
     seaborn.heatmap(wide.astype(float), ax=ax, **options)
     ax.tick_params(length=0)
     ax.tick_params(axis="y", rotation=0)
@@ -152,15 +131,16 @@ def bars(
     error: str = "stderr",
 ) -> None:
     """Bars from the left by ``category``, the first on top, side by side for every run, each with the ``error`` of its row."""
-    table = table.assign(value=floats(table["value"]), error=floats(table[error]))
     order = list(dict.fromkeys(table[category]))
     value, errors = (
-        table.pivot(index=category, columns="run", values=c).reindex(index=order, columns=looks)
-        for c in ("value", "error")
+        table.astype({column: float})
+        .pivot(index=category, columns="run", values=column)
+        .reindex(index=order, columns=looks)
+        for column in ("value", error)
     )
     errors = errors.where(errors > 5e-3 * value.abs().max(axis=None))  # others are specks
     colors = [look.color for look in looks.values()]
-    marks = {"elinewidth": 0.7, "capsize": 1.2, "ecolor": "#888888"}
+    marks = {"elinewidth": 0.7, "ecolor": "#888888"}
     value.plot.barh(ax=ax, xerr=errors, color=colors, width=0.8, legend=False, error_kw=marks)
     names_down(ax, order)
     ax.axvline(0, color="black", linewidth=0.5)

@@ -1,4 +1,5 @@
-"""The one style of every picture, and the one way to write it.
+"""The one style of every picture: the looks of runs and methods, the sheet that pictures are made for, and files that are equal
+for equal tables.
 
 Colours are those of Okabe and Ito ("Color Universal Design", 2008) without yellow, which is lost on white, and with a grey and
 a brown; each comes with a marker and a dash pattern, so that lines stay apart in greyscale too.
@@ -11,6 +12,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +25,17 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from fldiag.plotting import sheet, words
+from fldiag.errors import FldiagError
+from fldiag.plotting import words
 from fldiag.results.files import write_bytes
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
-ONE_COLUMN, TWO_COLUMNS = sheet.WIDTHS["single"], sheet.WIDTHS["double"]
-#: No picture of several panels is higher, but for its legend: it fits on a page (inches).
-PAGE = 8.8
+#: Inches: one column and both columns of a two-column paper; and the height of its page.
+ONE_COLUMN, TWO_COLUMNS, PAGE = 3.35, 6.9, 8.8
 #: Perceptually uniform, monotone in lightness, safe for colour-blind readers; and from one sign to the other through white.
 COLORMAP, DIVERGING = "viridis", "PuOr_r"
-#: Of pngs: in files, and on a page.
-DPI, SCREEN = 300, 150
-#: Metadata that would make two files of one figure differ.
-METADATA: dict[str, dict[str, Any]] = {
+#: Picture formats, and the metadata that would make two files of one figure differ.
+FORMATS: dict[str, dict[str, Any]] = {
     "pdf": {"CreationDate": None},
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
@@ -44,54 +44,40 @@ METADATA: dict[str, dict[str, Any]] = {
 RC: dict[Any, Any] = {
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8,
-    "axes.titlesize": 8.5,
+    "axes.titlesize": 8,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
     "legend.title_fontsize": 7,
     "legend.frameon": False,
-    "legend.borderpad": 0.2,
-    "legend.columnspacing": 1.2,
     "legend.handlelength": 2.6,
-    "legend.labelspacing": 0.3,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.formatter.useoffset": False,
-    "grid.linewidth": 0.4,
     "grid.color": "#dddddd",
     "lines.linewidth": 1.2,
     "lines.markersize": 4,
-    "errorbar.capsize": 1.8,
+    "errorbar.capsize": 1.5,
     "pdf.fonttype": 42,
     "svg.hashsalt": "fldiag",
 }
+# fmt: off
 COLOURS = (
-    "#000000",
-    "#D55E00",
-    "#0072B2",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#7F7F7F",
-    "#661100",
+    "#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#661100",
 )
 MARKERS = "oDs^vPXp*"
 DASHES: tuple[Any, ...] = (
-    "-",
-    "-",
-    (0, (4, 1.5)),
-    (0, (1, 1)),
-    (0, (5, 1, 1, 1)),
-    (0, (2, 1)),
-    (0, (3, 1, 1, 1, 1, 1)),
-    (0, (7, 1.5)),
-    (0, (6, 1, 2, 1)),
+    "-", "-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (2, 1)), (0, (3, 1, 1, 1, 1, 1)),
+    (0, (7, 1.5)), (0, (6, 1, 2, 1)),
 )
+# fmt: on
 #: These have the same look in every picture in which they meet: that of their place.
 METHODS = ("fedavg", "fedsol", "fedprox", "scaffold", "fedntd", "fedsam", "fedasam")
+
+
+# Looks
 
 
 @dataclass(frozen=True)
@@ -111,7 +97,7 @@ class Look:
     @property
     def point(self) -> dict[str, Any]:
         """Options of ``Axes.plot`` and ``Line2D`` for marks without a line."""
-        return {"color": self.color, "linestyle": "none", "marker": self.marker, "markersize": 4}
+        return {"color": self.color, "linestyle": "none", "marker": self.marker}
 
 
 def look(place: int) -> Look:
@@ -134,10 +120,74 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
         method = re.split("[^a-z0-9]", label.lower().replace("fed-", "fed"), maxsplit=1)[0]
         if method in METHODS and METHODS.index(method) not in places.values():
             places[label] = METHODS.index(method)
-    for label in labels:
-        if label not in places:
-            places[label] = next(i for i in itertools.count() if i not in places.values())
-    return {label: look(places[label]) for label in labels}
+    free = (place for place in itertools.count() if place not in places.values())
+    return {label: look(places[label] if label in places else next(free)) for label in labels}
+
+
+# The sheet
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What pictures are made for.
+
+    ``width``: in inches; None: each picture's own. ``formats``: of the files, the one that people look at first is the last.
+    """
+
+    width: float | None = None
+    formats: tuple[str, ...] = ("pdf", "png")
+
+
+_SHEET: ContextVar[Sheet] = ContextVar("sheet")
+
+
+def sheet() -> Sheet:
+    """The sheet of the ``use_sheet`` around the call, or else the default one."""
+    return _SHEET.get(Sheet())
+
+
+@contextmanager
+def use_sheet(width: str | float | None = None, format: str | None = None) -> Iterator[None]:
+    """All pictures that are drawn and written within have this width and these formats.
+
+    Args:
+        width: ``single``, ``double``, or 60 to 400 millimetres; None: each picture's own.
+        format: one or more of pdf, png and svg, by comma; None: pdf and png.
+
+    Raises:
+        FldiagError: another width or format.
+    """
+    before = sheet()
+    formats = before.formats if format is None else tuple(format.lower().split(","))
+    if not set(formats) <= FORMATS.keys():
+        raise FldiagError(f"format = {format!r} is not of {', '.join(FORMATS)}", usage=True)
+    token = _SHEET.set(Sheet(before.width if width is None else inches(width), formats))
+    try:
+        yield
+    finally:
+        _SHEET.reset(token)
+
+
+def inches(width: str | float) -> float:
+    """A width in inches.
+
+    >>> inches("single"), inches("140mm") == 140 / 25.4
+    (3.35, True)
+    """
+    names = {"single": ONE_COLUMN, "double": TWO_COLUMNS}
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)(?:mm)?", str(width))
+    if width not in names and not (number and 60 <= float(number[1]) <= 400):
+        what = f"width = {str(width)!r} is not a picture's width"
+        raise FldiagError(what, "give single, double or 60 to 400 millimetres", usage=True)
+    return float(number[1]) / 25.4 if number else names[str(width)]
+
+
+def wide(natural: float = TWO_COLUMNS) -> float:
+    """The width of a picture in inches: the sheet's, or else its own."""
+    return sheet().width or natural
+
+
+# Figures
 
 
 @contextmanager
@@ -156,11 +206,6 @@ def figure(width: float, height: float, **options: Any) -> Figure:
     return fig
 
 
-def wide(natural: float = TWO_COLUMNS) -> float:
-    """The width of a picture in inches: the sheet's, or else its own."""
-    return sheet.current().width or natural
-
-
 def panels(
     count: int,
     row: float,
@@ -174,13 +219,13 @@ def panels(
     """A figure with so many panels; call within ``paper()``.
 
     Args:
-        count: Of panels.
-        row: Inches of a row's height.
-        foot: Inches of what stands below all rows.
-        across: Panels in a row, at most.
-        least: Inches that a panel has at least, where there are several.
-        width: Where the sheet says none.
-        **options: Of ``Figure.subplots``.
+        count: of panels.
+        row: inches of a row's height.
+        foot: inches of what stands above or below all rows.
+        across: panels in a row, at most.
+        least: inches that a panel has at least, where there are several.
+        width: where the sheet says none.
+        **options: of ``Figure.subplots``.
     """
     width = wide(width)
     across = max(1, min(count, across, int(width / least + 1e-9)))
@@ -190,44 +235,6 @@ def panels(
     for ax in axes[count:]:
         ax.remove()
     return fig, axes[:count]
-
-
-def plain(text: object) -> str:
-    """Foreign text (a run's label) on one line with display names; a dollar sign in it is one, and begins no mathematics."""
-    return words.label(" ".join(str(text).split())).replace("$", r"\$")
-
-
-def shorten(text: object, width: int) -> str:
-    """Text on one line of at most ``width`` characters, the middle left out: run labels differ at both ends.
-
-    >>> shorten("fedavg round 30", 9)
-    'feda…d 30'
-    """
-    text = " ".join(str(text).split())
-    tail = width // 2
-    return text if len(text) <= width else f"{text[: width - 1 - tail]}…{text[-tail:]}"
-
-
-def chance(ax: Axes, value: float, name: bool = True) -> None:
-    """A dotted line at the accuracy of guessing, where the curves come near it; the axis then reaches down to it."""
-    low, high = ax.get_ylim()
-    if low > 3 * value:
-        return
-    ax.set_ylim(bottom=min(low, value - 0.06 * (high - value)))
-    ax.axhline(value, color="#666666", linewidth=0.7, linestyle=(0, (1, 2)), label="_chance")
-    if name:
-        place: dict[str, Any] = {
-            "xycoords": ax.get_yaxis_transform(),
-            "ha": "right",
-            "va": "bottom",
-        }
-        ax.annotate("chance", (1, value), fontsize=6, color="#555555", zorder=6, **place)
-
-
-def percents(*axes: Any) -> None:
-    """Tick labels of shares of 1 in percent: 40 %, 2.5 %."""
-    for axis in axes:
-        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %"))
 
 
 def legend(
@@ -251,29 +258,69 @@ def legend_of_runs(fig: Figure, looks: Mapping[str, Look]) -> Legend:
     return legend(fig, [Line2D([], [], **look.line) for look in looks.values()], looks, ncols=3)
 
 
-def image(fig: Figure, kind: str, dpi: int = DPI) -> bytes:
+def chance(ax: Axes, value: float, name: bool = True) -> None:
+    """A dotted line at the accuracy of guessing, where the curves come near it; the axis then reaches down to it."""
+    low, high = ax.get_ylim()
+    if low > 3 * value:
+        return
+    ax.set_ylim(bottom=min(low, value - 0.06 * (high - value)))
+    ax.axhline(value, color="#666666", linewidth=0.7, linestyle=":", label="_chance")
+    if name:
+        place: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "ha": "right"}
+        ax.annotate("chance", (1, value), va="bottom", fontsize=6, color="#555555", **place)
+
+
+def percents(*axes: Any) -> None:
+    """Tick labels of shares of 1 in percent: 40 %, 2.5 %."""
+    for axis in axes:
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %"))
+
+
+# Text
+
+
+def plain(text: object) -> str:
+    """Foreign text (a run's label) on one line with display names; a dollar sign in it is one, and begins no mathematics."""
+    return words.label(" ".join(str(text).split())).replace("$", r"\$")
+
+
+def shorten(text: object, width: int) -> str:
+    """Text on one line of at most ``width`` characters, the middle left out: run labels differ at both ends.
+
+    >>> shorten("fedavg round 30", 9)
+    'feda…d 30'
+    """
+    text = " ".join(str(text).split())
+    tail = width // 2
+    return text if len(text) <= width else f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+# Files
+
+
+def image(fig: Figure, kind: str, dpi: int = 300) -> bytes:
     """The figure as the bytes of a pdf, png or svg; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with paper():
         fig.draw_without_rendering()
         fig.set_layout_engine("none")  # laid out again with a colour bar, it would differ by a hair
-        fig.savefig(buffer, format=kind, dpi=dpi, metadata=METADATA[kind])
+        fig.savefig(buffer, format=kind, dpi=dpi, metadata=FORMATS[kind])
     return buffer.getvalue()
 
 
-def save(fig: Figure, path: str | Path, formats: Sequence[str] = ()) -> list[Path]:
+def save(fig: Figure, path: str | Path, formats: Iterable[str] = ()) -> list[Path]:
     """Write the figure as PATH.FORMAT; the same figure gives the same bytes.
 
     Args:
-        fig: The figure.
-        path: Without the ending.
-        formats: Of pdf, png and svg; by default those of the sheet.
+        fig: the figure.
+        path: without the ending.
+        formats: of pdf, png and svg; by default those of the sheet.
 
     Returns:
         The paths.
 
     Raises:
-        FldiagError: The folder cannot be written.
+        FldiagError: the folder cannot be written.
     """
-    formats = formats or sheet.current().formats
-    return [write_bytes(f"{path}.{kind}", image(fig, kind)) for kind in formats]
+    kinds = formats or sheet().formats
+    return [write_bytes(f"{path}.{kind}", image(fig, kind)) for kind in kinds]

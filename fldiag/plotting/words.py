@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 
+# fmt: off
 _WRITTEN = (
-    *("FedACG", "FedAdam", "FedAlign", "FedASAM", "FedAvg", "FedAvgM", "FedBABU", "FedCM"),
-    *("FedDC", "FedDF", "FedDyn", "FedET", "FedGAMMA", "FedLESAM", "FedNova", "FedNTD"),
-    *("FedProj", "FedProx", "FedRCL", "FedSAM", "FedSMOO", "FedSOL", "FedSpeed", "FedTOGA"),
-    *("FedYogi", "GradAug", "Mixup", "MoFedSAM", "MOON", "SCAFFOLD", "MNIST", "SVHN"),
-    *("PathMNIST", "TissueMNIST", "Iris", "MARC", "MNLI", "SNLI", "LDA", "IID", "Dirichlet"),
+    "FedACG", "FedAdam", "FedAlign", "FedASAM", "FedAvg", "FedAvgM", "FedBABU", "FedCM",
+    "FedDC", "FedDF", "FedDyn", "FedET", "FedGAMMA", "FedLESAM", "FedNova", "FedNTD",
+    "FedProj", "FedProx", "FedRCL", "FedSAM", "FedSMOO", "FedSOL", "FedSpeed", "FedTOGA",
+    "FedYogi", "GradAug", "Mixup", "MoFedSAM", "MOON", "SCAFFOLD", "MNIST", "SVHN",
+    "PathMNIST", "TissueMNIST", "Iris", "MARC", "MNLI", "SNLI", "LDA", "IID", "Dirichlet",
 )
+# fmt: on
 #: A registered name of a method, a data set, a partition or an option -> how it is written, where not by its own words.
 NAMES = {name.lower(): name for name in _WRITTEN} | {
     "fedavg_ft": "FedAvg + fine-tuning",

@@ -36,12 +36,6 @@ class TensorSlice:
     def n(self) -> int:
         return count(self.x)
 
-    @property
-    def inputs(self) -> str:
-        """What was done to the inputs, in words."""
-        kinds = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tree_leaves(self.x))
-        return f"as passed ({', '.join(kinds)})"
-
     def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
         return cut((self.x, self.y), slice(start, stop))
 
@@ -78,24 +72,20 @@ def as_slice(data: Any) -> Any:
     """
     if isinstance(data, NamedDataset):
         return take(data, "train")
-    if not all(hasattr(data, name) for name in ("n", "name", "batch")):
-        data = _slice_of(data)
-    if data.n < 1:
-        raise FldiagError("the data are empty", "give at least one example", usage=True)
-    return data
-
-
-def _slice_of(data: Any) -> Any:
     if isinstance(data, DataLoader):
         sampler: Any = data.sampler
         is_plain = type(sampler) in (SequentialSampler, RandomSampler) and data.batch_size
-        if is_plain and len(sampler) == len(data.dataset):  # type: ignore[arg-type]
-            return IndexedSlice(data.dataset, data.collate_fn)
-        data = list(data)
-    if hasattr(data, "__getitem__") and not isinstance(data, (Mapping, tuple, list, Tensor)):
-        return IndexedSlice(data)
-    batches = data if isinstance(data, list) and data and not _is_array(data[0]) else [data]
-    return TensorSlice(*(join(side) for side in zip(*map(pair, batches), strict=True)))
+        is_plain = is_plain and len(sampler) == len(data.dataset)  # type: ignore[arg-type]
+        data = IndexedSlice(data.dataset, data.collate_fn) if is_plain else list(data)
+    if not all(hasattr(data, name) for name in ("n", "name", "batch")):
+        if hasattr(data, "__getitem__") and not isinstance(data, (Mapping, tuple, list, Tensor)):
+            data = IndexedSlice(data)
+        else:
+            batches = data if isinstance(data, list) and data and not _is_array(data[0]) else [data]
+            data = TensorSlice(*(join(side) for side in zip(*map(pair, batches), strict=True)))
+    if data.n < 1:
+        raise FldiagError("the data are empty", "give at least one example", usage=True)
+    return data
 
 
 def pair(batch: Any) -> tuple[Tree, Tree]:
@@ -104,20 +94,20 @@ def pair(batch: Any) -> tuple[Tree, Tree]:
     Raises FldiagError for what is no pair of arrays with one row an example.
     """
     sides: Any = (dict(batch), dict(batch)) if isinstance(batch, Mapping) else batch
-    sizes: set[int] = set()
-    if isinstance(sides, (tuple, list)) and len(sides) == 2:
-        x, y = sides
-        try:
-            x, y = tree_map(torch.as_tensor, (tuple(x) if isinstance(x, list) else x, y))
-            sizes = {len(leaf) for leaf in tree_leaves((x, y))}
-        except (TypeError, ValueError, RuntimeError):  # not all of them are arrays
-            pass
-    if len(sizes) != 1:
+    try:
+        x, y = sides if isinstance(sides, (tuple, list)) else ()
+        x, y = tree_map(torch.as_tensor, (tuple(x) if isinstance(x, list) else x, y))
+        (_,) = {len(leaf) for leaf in tree_leaves((x, y))}
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ):  # not two sides, no arrays, or of different lengths
         raise FldiagError(
             f"the data, or a batch of them, are no pair of inputs and targets with a row an example: {describe(batch)}",
             "give pairs (inputs, target), several inputs in a tuple: [((a, b), y) for a, b, y in loader]",
             usage=True,
-        )
+        ) from None
     return x, y
 
 
@@ -145,27 +135,21 @@ def join(trees: Sequence[Tree]) -> Tree:
     return tree_map(lambda *leaves: torch.cat(leaves), *trees)
 
 
-def convert(tree: Tree, dtype: torch.dtype, device: torch.device, is_target: bool = False) -> Tree:
-    """On the device: floating-point tensors in ``dtype``, integers as they are, but as int64 where they are targets."""
-
-    def place(leaf: Tensor) -> Tensor:
-        if leaf.is_floating_point():
-            return leaf.to(device, dtype)
-        return leaf.to(device, torch.int64 if is_target and leaf.dtype != torch.bool else None)
-
-    return tree_map(place, tree)
+def convert(tree: Tree, dtype: torch.dtype, device: torch.device) -> Tree:
+    """On the device: floating-point tensors in ``dtype``, integers as they are."""
+    return tree_map(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype), tree)
 
 
 def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
-    """Equal up to a share of the largest entry of a tensor (NaN equals NaN); what is no tensor is not compared."""
+    """Equal up to a share of the norm of a tensor (NaN equals NaN); what is no tensor is not compared."""
 
     def is_near(p: Any, q: Any) -> bool:
-        if not isinstance(p, Tensor) or not isinstance(q, Tensor):
+        if not isinstance(p, Tensor):
             return True
+        p, q = p.nan_to_num(), q.nan_to_num()
         if p.shape != q.shape or not p.is_floating_point():
             return torch.equal(p, q)
-        scale = float(p.abs().nan_to_num(0.0, 0.0).max()) if p.numel() else 0.0
-        return torch.allclose(p, q, tolerance, tolerance * scale, equal_nan=True)
+        return float((p - q).norm()) <= tolerance * float(p.norm())
 
     return all(map(is_near, tree_leaves(a), tree_leaves(b)))
 
@@ -183,8 +167,7 @@ def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dic
     """
     if not isinstance(x, Mapping):
         return (x if isinstance(x, tuple) else (x,)), {}
-    kinds = [p.kind for p in forward.parameters.values()]
-    named = {k: v for k, v in x.items() if k in forward.parameters}
-    if not named and inspect.Parameter.VAR_KEYWORD in kinds:
-        named = dict(x)
-    return ((), named) if named else ((x,), {})
+    if named := {k: v for k, v in x.items() if k in forward.parameters}:
+        return (), named
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in forward.parameters.values())
+    return ((), dict(x)) if takes_all else ((x,), {})

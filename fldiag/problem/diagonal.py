@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,42 +56,37 @@ def _inputs(m: nn.Module, a: Tensor) -> Tensor | None:
 
 
 def _squares(m: nn.Module, a: Tensor, g: Tensor) -> dict[str, Tensor]:
-    """The sums over examples and columns of the squared gradients of weight and bias; g [b, r, O, L] or [b, r, ..., O]."""
+    """The sums over examples of the squared gradients of weight and bias, by those g of the layer's outputs."""
     if isinstance(m, nn.Linear):
-        g = g.reshape(*g.shape[:2], -1, g.shape[-1]).transpose(2, 3)
-    g = g.flatten(3) if g.ndim > 3 else g.unsqueeze(3)
-    bias = g.sum(3).square().sum((0, 1))
-    if not isinstance(m, nn.Linear | nn.Conv2d):
-        weight = (g * a.reshape(len(a), 1, a.shape[1], -1)).sum(3).square().sum((0, 1))
+        g = g.reshape(len(g), -1, g.shape[-1]).transpose(1, 2)
+    g = g.reshape(*g.shape[:2], -1)  # [b, O, L]
+    if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d):
+        weight = (g * a.reshape(g.shape)).sum(2).square().sum(0)
     elif a.shape[2] == 1:  # one position: an outer product squares entry by entry
-        weight = g.square().sum((1, 3)).T @ a.square().squeeze(2)
+        weight = g.square().squeeze(2).T @ a.square().squeeze(2)
     else:
-        columns = ((g[:, c] @ a.transpose(1, 2)).square().sum(0) for c in range(g.shape[1]))
-        weight = torch.stack(list(columns)).sum(0)
-    return {"weight": weight, "bias": bias}
+        weight = (g @ a.transpose(1, 2)).square_().sum(0)
+    return {"weight": weight, "bias": g.sum(2).square().sum(0)}
 
 
 def _factors(loss: Callable[[Tensor], Tensor], z: Tensor) -> list[tuple[float, Tensor]]:
-    """(sign, S [b, r, ...]) with the Hessian of the loss in z [b, ...] = sum sign S_n^T S_n, example by example."""
-    b, size = len(z), z[0].numel()
-    at = z.detach().double().requires_grad_()
+    """Signs and s [b, ...] with the Hessian of the loss in z [b, ...] = sum sign s_n s_n^T, example by example."""
+    b, at = len(z), z.detach().double().requires_grad_()
     slope = grad(loss(at), at, create_graph=True)[0]
     if not slope.requires_grad:  # linear in the outputs
         return []
-    eye = torch.eye(size, dtype=at.dtype).to(z.device)
     columns = [
-        grad(slope, at, e.expand(b, -1).reshape(at.shape), retain_graph=True)[0] for e in eye
+        grad(slope, at, e.expand(b, -1).reshape(at.shape), retain_graph=True)[0].reshape(b, -1)
+        for e in torch.eye(z[0].numel()).to(at)
     ]
-    values, vectors = torch.linalg.eigh(torch.stack([c.reshape(b, size) for c in columns], 2))
-    pairs = []
+    values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
+    values = values * (values.abs() > 1e-12 * values.abs().amax(1, keepdim=True))
+    factors = []
     for sign in (1.0, -1.0):
-        part = (sign * values).clamp_min(0)
-        part = part * (part > 1e-12 * values.abs().amax(1, keepdim=True))
-        used = (part > 0).any(0)
-        if bool(used.any()):
-            s = (vectors * part.sqrt().unsqueeze(1))[:, :, used].transpose(1, 2)
-            pairs.append((sign, s.reshape(b, -1, *z.shape[1:]).to(z)))
-    return pairs
+        parts = vectors * (sign * values).clamp_min(0).sqrt().unsqueeze(1)
+        used = parts[:, :, parts.any(1).any(0)].to(z)
+        factors += [(sign, s.reshape(z.shape)) for s in used.unbind(2)]
+    return factors
 
 
 def ggn_diagonal(
@@ -100,36 +96,32 @@ def ggn_diagonal(
 
     Layers that are used twice, or not at all, or whose inputs are no arrays of examples, are left out.
     """
-    uses: dict[str, list[tuple[nn.Module, Tensor | None, Tensor]]] = {n: [] for n in layers}
+    uses: dict[str, list[tuple[Tensor | None, Tensor]]] = {n: [] for n in layers}
 
-    def hook(name: str) -> Callable[..., Tensor]:
-        def record(m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
-            out = out if out.requires_grad else out.detach().requires_grad_()
-            uses[name].append((m, _inputs(m, inputs[0].detach()), out))
-            return out.clone()  # an operation in place must not change the record
+    def record(name: str, m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        out = out if out.requires_grad else out.detach().requires_grad_()
+        uses[name].append((_inputs(m, inputs[0].detach()), out))
+        return out.clone()  # an operation in place must not change the record
 
-        return record
-
-    handles = [m.register_forward_hook(hook(name)) for name, m in layers.items()]
+    handles = [m.register_forward_hook(partial(record, name)) for name, m in layers.items()]
     try:
         with torch.enable_grad():
             z = problem.call(problem.w, x)
-            pairs = _factors(loss, z)
+            factors = _factors(loss, z)
     finally:
         for handle in handles:
             handle.remove()
     records = {
         name: use[0]
         for name, use in uses.items()
-        if len(use) == 1 and use[0][1] is not None and len(use[0][1]) == len(z)
+        if len(use) == 1 and use[0][0] is not None and len(use[0][0]) == len(z)
     }
     sums: dict[str, Tensor] = {}
-    outs = [out for _, _, out in records.values()]
-    for sign, s in pairs if records else ():
-        passes = [grad(z, outs, column, retain_graph=True) for column in s.unbind(1)]
-        for (name, (m, a, _)), *gs in zip(records.items(), *passes, strict=True):
+    for sign, s in factors if records else ():
+        gs = grad(z, [out for _, out in records.values()], s, retain_graph=True)
+        for (name, (a, _)), g in zip(records.items(), gs, strict=True):
             assert a is not None
-            for tensor, value in _squares(m, a, torch.stack(gs, 1)).items():
+            for tensor, value in _squares(layers[name], a, g).items():
                 key = f"{name}.{tensor}" if name else tensor
                 sums[key] = sums.get(key, 0.0) + sign * value.double()
     return sums
@@ -164,18 +156,15 @@ def exact_layers(problem: Problem) -> dict[str, nn.Module]:
             dict(zip(weights, grad(f, leaves, create_graph=True, allow_unused=True), strict=True))
             for f in ((u * z).sum(), half_square(z))
         )
-    moved = {n: torch.randn(t.shape, generator=rng).to(t) for n, t in weights.items()}
 
     def is_linear(names: Sequence[str]) -> bool:
         """Whether the combined outputs have no second derivative within a layer, along a random vector."""
         if not names or any(slopes[n] is None for n in names):
             return False
         curved = [n for n in names if slopes[n].requires_grad]
-        inner = [weights[n] for n in names]
-        parts: Any = ()
-        if curved:
-            outputs, vectors = [slopes[n] for n in curved], [moved[n] for n in curved]
-            parts = grad(outputs, inner, vectors, retain_graph=True, allow_unused=True)
+        inner, outer = ([of[n] for n in curved] for of in (weights, slopes))
+        vectors = [torch.randn(t.shape, generator=rng).to(t) for t in outer]
+        parts: Any = curved and grad(outer, inner, vectors, retain_graph=True, allow_unused=True)
         size = sum(float(slopes[n].detach().norm()) for n in names)
         return sum(float(p.norm()) for p in parts if p is not None) <= rounding * size
 
@@ -189,11 +178,7 @@ def exact_layers(problem: Problem) -> dict[str, nn.Module]:
     rounding = max(ROUNDING[problem.dtype], problem.noise)
     names = {layer or "": tensors for layer, tensors in problem.layout.layers.items()}
     modules = dict(problem.module.named_modules())
-    layers = {
-        layer: modules[layer]
-        for layer, tensors in names.items()
-        if layer in modules and is_linear(tensors)
-    }
+    layers = {n: modules[n] for n, tensors in names.items() if n in modules and is_linear(tensors)}
     squared = ggn_diagonal(problem, layers, x, half_square)
     return {
         layer: m
@@ -202,9 +187,7 @@ def exact_layers(problem: Problem) -> dict[str, nn.Module]:
     }
 
 
-def exact_sums(
-    problem: Problem, progress: Callable[[int, int, str], None] | None = None
-) -> dict[str, Tensor]:
+def exact_sums(problem: Problem) -> dict[str, Tensor]:
     """The diagonal of the mean loss's Hessian, by name, of the tensors of ``exact_layers``, flat and in float64.
 
     Raises FldiagError where it is not finite.
@@ -213,20 +196,14 @@ def exact_sums(
     names = {n for layer in layers for n in problem.layout.layers[layer]}
     sums = {n: problem.weight_decay * torch.ones_like(problem.w[:1]).double() for n in names}
     step = max(1, PIECE // (4 * problem.bytes_of_example))
-    for i in range(len(problem.bounds)) if layers else ():
-        x, y = problem.batch(i)
+    total = problem.criterion.total
+    for x, y in problem.batches() if layers else ():
         for start in range(0, count(x), step):
             xs, ys = cut((x, y), slice(start, start + step))
-
-            def loss(z: Tensor, ys: Tree = ys) -> Tensor:
-                with problem.guarded():
-                    return problem.criterion.total(z, ys) / problem.weight
-
-            for name, value in ggn_diagonal(problem, layers, xs, loss).items():
+            parts = ggn_diagonal(problem, layers, xs, lambda z, ys=ys: total(z, ys))  # type: ignore[misc]
+            for name, value in parts.items():
                 if name in names:
-                    sums[name] = sums[name] + value.reshape(-1)
-        if progress:
-            progress(i + 1, len(problem.bounds), "exact diagonal")
+                    sums[name] = sums[name] + value.reshape(-1) / problem.weight
     return {n: finite(v) for n, v in sums.items()}
 
 
@@ -321,7 +298,7 @@ def diagonal(
         FldiagError: the loss or its curvature is not finite.
     """
     assert math.isfinite(problem.centre.loss)
-    names, values = problem.layout.names, exact_sums(problem, progress)
+    names, values = problem.layout.names, exact_sums(problem)
     errors = {n: torch.zeros_like(v) for n, v in values.items()}
     rest = [n for n in names if n not in values]
     samples, products, is_close = dict[str, Tensor](), 0, True

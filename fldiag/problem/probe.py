@@ -19,15 +19,12 @@ from torch.autograd import grad
 from torch.utils._pytree import tree_map
 
 from fldiag.errors import FldiagError
-from fldiag.problem.data import Tree, arguments, convert, count, cut, same
+from fldiag.problem.data import Tree, arguments, convert, count, cut, join, same
 from fldiag.problem.weights import copy_module
 from fldiag.seeding import torch_rng
 
-#: Steps of the differences of losses and of gradients, and the relative errors from which on gradients and products are wrong.
-DIFFERENCES = {
-    torch.float64: ((1e-6, 1e-3), (1e-8, 1e-3)),
-    torch.float32: ((1e-3, 0.05), (1e-3, 0.3)),
-}
+#: Steps of the differences of losses and of gradients, and the relative error from which on a derivative is wrong.
+LOSS_STEP, GRADIENT_STEP, WRONG = 1e-6, 1e-8, 1e-3
 #: Directions; kinks disturb a difference in some of them.
 DIRECTIONS = 3
 
@@ -36,11 +33,11 @@ def saved(run: Callable[[], Any]) -> list[Tensor]:
     """The tensors that an evaluation keeps for its gradient."""
     tensors: list[Tensor] = []
 
-    def pack(t: Tensor) -> Tensor:
+    def keep(t: Tensor) -> Tensor:
         tensors.append(t)
         return t
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         run()
     return tensors
 
@@ -68,40 +65,13 @@ def check(problem: Any) -> tuple[torch.dtype, bool]:
                 f"the data of slice {problem.slice_name!r} change from one reading to the next",
                 "switch augmentation and shuffling off: every reading must give the same",
             )
+        leaf = problem.w.clone().requires_grad_()
+        dtype = coarsest(lambda: problem.call(leaf, tree_map(torch.clone, x)), problem.dtype)
+        tolerance = max(1e-9, min(1e3 * torch.finfo(dtype).eps, 0.1))
         with torch.no_grad():
-            dtype, z = _check_model(problem, x)
-            _check_loss(problem, z, y)
-    return dtype, _differentiates_once(problem)
-
-
-def _check_model(problem: Any, x: Tree) -> tuple[torch.dtype, Any]:
-    """The precision and the outputs of a model that is a function of weights and inputs."""
-    inputs, w = tree_map(torch.clone, x), problem.w.clone()
-    buffers = {n: b.clone() for n, b in problem.buffers.items()}
-    z = problem.call(problem.w, inputs, buffers)
-    leaf = problem.w.clone().requires_grad_()
-    dtype = coarsest(lambda: problem.call(leaf, tree_map(torch.clone, x)), problem.dtype)
-    tolerance = max(1e-9, min(1e3 * torch.finfo(dtype).eps, 0.1))
-    _disturb()
-    if not same((inputs, buffers, w), (x, problem.buffers, problem.w)) or not same(
-        z, problem.call(problem.w, x), tolerance
-    ):
-        training = [n or "the model" for n, m in problem.module.named_modules() if m.training]
-        raise FldiagError(
-            "two evaluations of the model disagree, or change its inputs, weights or buffers (in training mode: "
-            f"{', '.join(training) or 'nothing'})",
-            "make the model deterministic in eval mode: no torch.rand, batch statistics or first layer in place",
-        )
-    half = count(x) // 2
-    if half and isinstance(z, Tensor):
-        parts = [problem.call(problem.w, cut(x, part)) for part in (slice(half), slice(half, None))]
-        if not same(torch.cat(parts), z, tolerance):
-            raise FldiagError(
-                "the outputs for an example depend on the others of its batch, or a batch has no axis of examples",
-                "let batch-norm use its running statistics",
-            )
-    _check_module(problem, x, tolerance)
-    return dtype, z
+            _check_model(problem, x, tolerance)
+            _check_loss(problem, problem.call(problem.w, x), y)
+        return dtype, _is_product_wrong(problem)
 
 
 def _disturb() -> None:
@@ -109,61 +79,81 @@ def _disturb() -> None:
     torch.rand(1), np.random.rand(), random.random()
 
 
-def _check_module(problem: Any, x: Tree, tolerance: float) -> None:
-    """The module's own forward agrees with the function of its weights: with these weights and with moved ones, each of which it
-    is given in training mode."""
+def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
+    """The module's own forward agrees with the function of its weights, layer by layer: with these weights and with moved ones,
+    each of which it is given in training mode. It changes nothing, and examples do not depend on each other."""
+    before = tree_map(torch.clone, (x, problem.w, problem.buffers))
     module, rng = copy_module(problem.module), torch_rng(0, "weights to move to")
     args, kwargs = arguments(problem.forward, x)
-    step = torch.randn(problem.w.shape, generator=rng).to(problem.w)
-    for w in (problem.w, problem.w + 0.05 * problem.size * step):
+    step = _size(problem.w) * torch.randn(problem.w.shape, generator=rng).to(problem.w)
+    for w in (problem.w + 0.05 * step, problem.w):
         tensors = {**problem.frozen, **problem.layout.views(w), **problem.buffers}
         module.train()
         for name, t in [*module.named_parameters(), *module.named_buffers()]:
             t.copy_(tensors[name])
         module.eval()
-        own = _outputs(module, lambda: module(*args, **kwargs))
-        expected = _outputs(problem.module, functools.partial(problem.call, w, x))
-        wrong = [n for n in own if n in expected and not same(own[n], expected[n], tolerance)]
+        own = _outputs(module, functools.partial(module, *args, **kwargs))
+        _disturb()
+        outputs = _outputs(problem.module, functools.partial(problem.call, w, x))
+        wrong = [n for n in own if n in outputs and not same(own[n], outputs[n], tolerance)]
         if "" in wrong:
             raise FldiagError(
-                f"layer {wrong[0]!r} of the model does not compute what its weights say: eval() or forward merges, rewrites or "
-                "keeps weights",
-                "give the model as it is trained: adapters not merged, weights composed at every call",
+                f"layer {wrong[0]!r} of the model does not compute what its weights say, or not twice the same: it is random, or "
+                "eval() or forward merges, rewrites or keeps weights",
+                "give the model as it is trained, deterministic in eval mode: no torch.rand, adapters not merged, weights "
+                "composed at every call",
             )
+    if not same(before, (x, problem.w, problem.buffers)):
+        raise FldiagError(
+            "the model changes its inputs, weights or buffers", "leave them in forward"
+        )
+    half, z = count(x) // 2, outputs[""]
+    if half and isinstance(z, Tensor):
+        cuts = slice(half), slice(half, None)
+        if not same(join([problem.call(problem.w, cut(x, part)) for part in cuts]), z, tolerance):
+            raise FldiagError(
+                "the outputs for an example depend on the others of its batch, or a batch has no axis of examples",
+                "let batch-norm use its running statistics",
+            )
+
+
+def _size(w: Tensor) -> float:
+    """The root mean square of weights."""
+    return float(w.double().square().mean().sqrt()) or 0.1
 
 
 def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
     """Layer -> its outputs, inner layers first, and the module's own under ""."""
     outputs: dict[str, Any] = {}
+
+    def record(name: str, module: nn.Module, args: Any, out: Any) -> None:
+        outputs[name] = out
+
     handles = [
-        m.register_forward_hook(lambda m, args, out, name=n: outputs.update({name: out}))
-        for n, m in module.named_modules()
+        m.register_forward_hook(functools.partial(record, n)) for n, m in module.named_modules()
     ]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    run()
+    for handle in handles:
+        handle.remove()
     return outputs
 
 
 def _check_loss(problem: Any, z: Any, y: Tree) -> None:
     """The loss is finite, the same twice, and reads no weights."""
     total = problem.criterion.total
-    value = total(z, y)
+    value, weights = total(z, y), [(p, p.data) for p in problem.model.parameters()]
     if not bool(torch.isfinite(value)):
         raise FldiagError(
             f"the loss is {float(value)}",
             "diagnose a checkpoint from before the training diverged, on data without NaN",
         )
-    originals = [(p, p.data) for p in problem.model.parameters()]
     _disturb()
     try:
-        for p, data in originals:
+        for p, data in weights:
             p.data = 1.1 * data + 0.1
         again = total(z, y)
     finally:
-        for p, data in originals:
+        for p, data in weights:
             p.data = data
     if not same(value, again, 1e-6):
         raise FldiagError(
@@ -172,73 +162,50 @@ def _check_loss(problem: Any, z: Any, y: Tree) -> None:
         )
 
 
-def _differentiates_once(problem: Any) -> bool:
-    """Compare gradient and product with central differences at weights a little beside the problem's, off kinks.
+def _is_product_wrong(problem: Any) -> bool:
+    """Whether products are not the differences of gradients, in double precision at weights a little beside the problem's, off
+    kinks. Of a model that computes in a lower precision of its own differences show nothing.
 
-    In double precision, unless the model insists on another; where that is lower than single, differences show nothing.
-    Returns whether the product is wrong, or not there. Raises FldiagError where the gradient is wrong.
+    Raises FldiagError where the gradients are not the differences of losses.
     """
-    sample = problem.sample(8)
-    for dtype in (torch.float64, problem.dtype):
-        twin = copy.copy(problem)
-        twin.module, twin.dtype = copy_module(problem.module).to(dtype), dtype
-        twin.w, twin.frozen, twin.buffers, (x, y) = convert(
-            (problem.w, problem.frozen, problem.buffers, sample), dtype, problem.device
-        )
-        loss = functools.partial(twin.total, x=x, y=y)
-        try:
-            precision = coarsest(functools.partial(loss, twin.w.clone().requires_grad_()), dtype)
-        except FldiagError:
-            if dtype == problem.dtype:
-                raise
-            continue
-        if precision not in DIFFERENCES:
+    twin, double, size = copy.copy(problem), torch.float64, _size(problem.w)
+    twin.module, twin.dtype = copy_module(problem.module).to(double), double
+    twin.w, twin.frozen, twin.buffers, (x, y) = convert(
+        (problem.w, problem.frozen, problem.buffers, problem.sample(8)), double, problem.device
+    )
+    loss, gradient = (functools.partial(f, x=x, y=y) for f in (twin.total, twin.slope))
+    shape, rng = (DIRECTIONS + 1, len(twin.w)), torch_rng(0, "probe")
+    beside, *ways = size * torch.randn(shape, dtype=double, generator=rng).to(twin.w)
+    at = (twin.w + 1e-3 * beside).requires_grad_()
+    try:
+        if coarsest(functools.partial(loss, at), double) != double:
             return False
-        with problem.guarded(), torch.enable_grad():
-            return _is_product_wrong(loss, twin.w, problem.size, DIFFERENCES[precision])
-    return False
+    except FldiagError:  # it takes no double precision
+        return False
 
-
-def _is_product_wrong(
-    loss: Callable[[Tensor], Tensor],
-    w: Tensor,
-    size: float,
-    limits: tuple[tuple[float, float], tuple[float, float]],
-) -> bool:
-    shape, rng = (DIRECTIONS + 1, len(w)), torch_rng(0, "probe")
-    beside, *directions = size * torch.randn(shape, dtype=torch.float64, generator=rng).to(w)
-    at = (w + 1e-3 * beside).requires_grad_()
-
-    def gradient(w: Tensor, twice: bool = False) -> Tensor:
-        return grad(loss(w), w, create_graph=twice)[0]
-
-    def is_near(derivative: Any, of: Any, step: float, wrong: float) -> bool:
+    def is_near(derivative: Any, of: Any, step: float) -> bool:
         """Whether it is once the difference of a function: a shorter step crosses fewer kinks, a longer one rounds less."""
-        for h, v in itertools.product((step, step / 10), directions):
+        for h, v in itertools.product((step, step / 10), ways):
             ends = ((at + sign * h * v).detach().requires_grad_() for sign in (1, -1))
             ahead, behind = (of(end).detach() for end in ends)
             difference = (ahead - behind) / (2 * h)
             scale = max(float(difference.norm()), 1e-6 * float(slope.detach().norm()) * size)
-            if float((derivative(v) - difference).norm()) <= wrong * scale:
+            if float((derivative(v) - difference).norm()) <= WRONG * scale:
                 return True
         return False
 
-    try:
+    def product(v: Tensor) -> Tensor:
+        return grad(slope, at, v, retain_graph=True)[0] if slope.requires_grad else 0 * v
+
+    with torch.enable_grad():
         slope = gradient(at)
-    except RuntimeError as error:
-        raise FldiagError(
-            f"the model cannot be differentiated: {error}",
-            "remove detach() and no_grad, and use attn_implementation='eager' of transformers",
-        ) from error
-    if not is_near(lambda v: slope @ v, loss, *limits[0]):
-        raise FldiagError(
-            "the gradient of the loss is not the derivative that differences show: detach(), no_grad or a backward of one's own",
-            "remove it: numbers about this loss would be wrong",
-        )
-    try:
-        slope = gradient(at, twice=True)
-        if not slope.requires_grad:
-            return not is_near(torch.zeros_like, gradient, *limits[1])
-        return not is_near(lambda v: grad(slope, at, v, retain_graph=True)[0], gradient, *limits[1])
-    except RuntimeError:  # no second derivative
-        return True
+        if not is_near(lambda v: slope @ v, loss, LOSS_STEP):
+            raise FldiagError(
+                "the gradient of the loss is not the derivative that differences show: detach(), no_grad or an own backward",
+                "remove it: numbers about this loss would be wrong",
+            )
+        try:
+            slope = gradient(at, twice=True)
+            return not is_near(product, gradient, GRADIENT_STEP)
+        except RuntimeError:  # no second derivative
+            return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import math
@@ -24,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from fldiag.choices import Matrix
 from fldiag.curvature.operator import Curvature, Differences, finite
 from fldiag.device import device_of
-from fldiag.errors import FldiagError, error_place, nearest, out_of_memory
+from fldiag.errors import FldiagError, error_place, nearest
 from fldiag.params import Layout
 from fldiag.problem import probe
 from fldiag.problem.data import (
@@ -39,7 +38,7 @@ from fldiag.problem.data import (
     join,
     same,
 )
-from fldiag.problem.loss import Loss, as_sums, classes_of, own_loss
+from fldiag.problem.loss import Loss, as_sums
 from fldiag.problem.scores import Scores, score
 from fldiag.problem.weights import copy_module, load, unwrap_model, vector
 from fldiag.results.provenance import digest
@@ -52,9 +51,6 @@ LARGEST = 512
 CPU_BYTES = 16 * 2**20
 #: Relative rounding error of a product: what is smaller than this share of the matrix's norm counts as zero.
 NOISE = {torch.float32: 1e-6, torch.float64: 1e-12}
-
-#: What a problem at other weights shares, as far as it was computed.
-SHARED = ("model", "criterion", "bytes_of_example", "bounds", "_batches", "weight")
 
 
 class Problem:
@@ -110,20 +106,14 @@ class Problem:
         trainable: bool = False,
         weight_decay: float = 0.0,
     ):
-        if not callable(loss) or dtype not in NOISE:
-            raise FldiagError(
-                f"a Problem has a loss (outputs, y) and dtype torch.float32 or torch.float64, not {loss!r} and {dtype}",
-                usage=True,
-            )
-        self.model, self.remarks = unwrap_model(model), list[str]()
-        self.user_loss, self.weight_decay = loss, float(weight_decay)
-        self.name, self.dtype, self.memory = name, dtype, int(memory)
-        self.labels = dict(labels or {})
-        place = next(self.model.parameters(), torch.empty(0)).device
+        self.model, self.user_loss, self.remarks = unwrap_model(model), loss, list[str]()
+        self.name, self.labels = name, dict(labels or {})
+        self.dtype, self.memory, self.weight_decay = dtype, int(memory), float(weight_decay)
+        self.layout, self.all = Layout.of(self.model, trainable), Layout.of(self.model)
+        place = next(self.model.parameters()).device
         self.device = place if device is None else torch.device(device_of(device, dtype))
         with self.guarded():
             self.data = as_slice(data)
-            self.layout, self.all = Layout.of(self.model, trainable), Layout.of(self.model)
             self.module = copy_module(self.model).to(self.device, dtype)
             if params is not None or buffers is not None:
                 load(self.module, params, buffers)
@@ -133,9 +123,9 @@ class Problem:
         self._place(dict([*self.module.named_parameters(), *self.module.named_buffers()]))
 
     def _place(self, tensors: Mapping[str, Tensor]) -> None:
-        tensors = {n: convert(t.detach(), self.dtype, self.device) for n, t in tensors.items()}
-        self.w = self.layout.row(tensors)
-        rest = {n: t.clone() for n, t in tensors.items() if n not in self.layout.names}
+        rest = {n: t.detach().clone() for n, t in tensors.items()}
+        rest = convert(rest, self.dtype, self.device)
+        self.w = self.layout.row({n: rest.pop(n) for n in self.layout.names})
         self.frozen = {n: rest.pop(n) for n in self.all.names if n in rest}
         self.buffers = rest
 
@@ -174,18 +164,18 @@ class Problem:
         Raises:
             FldiagError: the weights do not fit.
         """
-        problem = copy.copy(self)
-        vars(problem).update({k: v for k, v in vars(self).items() if k in SHARED})
-        named = self.all.views(vector(params, self.all)) if isinstance(params, Tensor) else params
-        named = {**self.buffers, **named, **(buffers or {})}
+        problem = object.__new__(
+            type(self)
+        )  # with what was computed once, and does not depend on weights
+        vars(problem).update({k: v for k, v in vars(self).items() if k not in ("centre", "noise")})
+        if isinstance(params, Tensor):
+            params = self.all.views(vector(params, self.all))
+        tensors = {**self.buffers, **params, **(buffers or {})}
         own = {**self.frozen, **self.layout.views(self.w), **self.buffers}
-        misfits = [n for n, t in own.items() if n not in named or named[n].shape != t.shape]
+        misfits = [n for n, t in own.items() if n not in tensors or tensors[n].shape != t.shape]
         if misfits:
-            raise FldiagError(
-                f"weights do not fit the model: {', '.join(misfits[:6])}",
-                "give those of this very architecture",
-            )
-        problem._place({n: named[n] for n in own})
+            raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
+        problem._place({n: tensors[n] for n in own})
         problem.name = self.name if name is None else name
         problem.labels = dict(self.labels if labels is None else labels)
         problem.remarks = [*self.remarks]
@@ -208,17 +198,12 @@ class Problem:
         """Whether the examples themselves were given, not a slice of a named data set."""
         return isinstance(self.data, TensorSlice | IndexedSlice)
 
-    @property
-    def size(self) -> float:
-        """The root mean square of the weights."""
-        return float(self.w.double().square().mean().sqrt()) or 0.1
-
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
         functions = [self.user_loss, *(type(m).forward for m in self.module.modules())]
-        about = [without_addresses(t) for t in (self.module, self.user_loss)]
-        with self.guarded():  # in pieces of fixed size: memory must not enter
-            data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
+        about = without_addresses((self.module, self.user_loss))
+        # in pieces of fixed size: memory must not enter
+        data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         weights = [self.w, self.frozen, self.buffers, self.weight_decay, str(self.dtype)]
         return digest(about, list(map(code_of, functions)), list(self.layout.names), weights, data)
 
@@ -245,8 +230,6 @@ class Problem:
         except FldiagError:
             raise
         except Exception as error:  # the user's model, loss or data may raise anything
-            if out_of_memory(error):
-                raise
             raise FldiagError(
                 f"model, loss or data failed: {type(error).__name__}: {error}{error_place(error)}",
                 "check that they take each other's shapes and types, with labels in range",
@@ -258,15 +241,15 @@ class Problem:
 
     def read(self, start: int, stop: int) -> tuple[Tree, Tree]:
         """Examples start..stop-1, fresh from the slice, on the device."""
-        x, y = self.data.batch(start, stop)
-        place = self.dtype, self.device
-        return convert(x, *place), convert(y, *place, is_target=not isinstance(y, Mapping))
+        with self.guarded():
+            x, y = convert(self.data.batch(start, stop), self.dtype, self.device)
+        is_short = isinstance(y, Tensor) and not y.is_floating_point() and y.dtype != torch.bool
+        return x, y.long() if is_short else y
 
     def sample(self, most: int = 32) -> tuple[Tree, Tree]:
         """Up to ``most`` examples in four runs over the slice, which is often sorted by class."""
         starts = [i * self.n // 4 for i in range(4)] if self.n > most else [0]
-        with self.guarded():
-            return join([self.read(start, start + most // len(starts)) for start in starts])
+        return join([self.read(start, start + most // len(starts)) for start in starts])
 
     def call(
         self,
@@ -274,28 +257,29 @@ class Problem:
         x: Tree,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Any:
-        """The model's outputs on x [b, ...] with weights w [P], or by name (and buffers; default: copies of its own)."""
-        if buffers is None:
-            buffers = {n: b.clone() for n, b in self.buffers.items()}
+        """The model's outputs on x [b, ...] with weights w [P], or by name (and buffers; default: its own)."""
         views = self.layout.views(w) if isinstance(w, Tensor) else w
-        tensors = {**self.frozen, **views, **buffers}
+        tensors = {**self.frozen, **views, **(self.buffers if buffers is None else buffers)}
         with self.guarded():
             return torch.func.functional_call(self.module, tensors, *arguments(self.forward, x))
 
     def total(self, w: Tensor | Mapping[str, Tensor], x: Tree, y: Tree) -> Tensor:
         """The sum of the losses of a batch."""
-        with self.guarded():
-            return self.criterion.total(self.call(w, x), y)
+        return self.criterion.total(self.call(w, x), y)
+
+    def slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
+        """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
+        with torch.enable_grad():
+            return torch.autograd.grad(self.total(w, x, y), w, create_graph=twice)[0]
 
     @cached_property
     def criterion(self) -> Loss:
-        """The loss as two sums, and how the outputs answer where it is a classification."""
+        """The loss as two sums."""
         x, y = self.sample()
         with self.guarded(), torch.no_grad():
-            z = self.call(self.w, x)
-            is_own = isinstance(z, Mapping) and self.user_loss(z, y) is z.get("loss")
-            loss = own_loss(self, x, y) if is_own else as_sums(self.user_loss, z, y)
-            return replace(loss, classes=classes_of(self.user_loss, loss, z, y))
+            loss = as_sums(self.user_loss, functools.partial(self.call, self.w), x, y)
+        guard = self.guarded()
+        return replace(loss, total=guard(loss.total), count=guard(loss.count))
 
     def probe(self) -> None:
         """Check once that loss and derivatives are what they seem. Raises FldiagError naming what is wrong."""
@@ -310,7 +294,8 @@ class Problem:
             )
         if by_differences:
             self.remarks.append("products are central differences of the gradient")
-        self.remarks += [self.criterion.remark] * bool(self.criterion.remark)
+        if self.criterion.mean_over != "examples":
+            self.remarks.append(f"the loss is the mean over {self.criterion.mean_over}")
         return dtype, by_differences
 
     @property
@@ -321,22 +306,23 @@ class Problem:
     @cached_property
     def noise(self) -> float:
         """The relative rounding error of a product."""
-        dtype, by_differences = self._probed
+        dtype, operator = self._probed[0], self.hessian()
         noise = NOISE[dtype] if dtype == self.dtype else torch.finfo(dtype).eps
-        operator = self.hessian() if by_differences else None
         return max(noise, operator.noise()) if isinstance(operator, Differences) else noise
 
     @cached_property
     def bytes_of_example(self) -> int:
         """Memory that an example takes in the graph of the gradient: the growth from 4 examples to 8."""
-        keeps_graph, sizes = not self.by_differences, []  # the probe first: it is not counted
-        for size in (4, 8):
-            x, y = cut(self.sample(8), torch.arange(size) % min(self.n, 8))
+        keeps_graph = not self.by_differences  # the probe first: it is not counted
+
+        def saved(n: int) -> int:
+            x, y = cut(self.sample(8), torch.arange(n) % min(self.n, 8))
             w = self.w.clone().requires_grad_()
-            tensors = probe.saved(lambda w=w, x=x, y=y: self._slope(w, x, y, keeps_graph))  # type: ignore[misc]
-            storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors)}
-            sizes.append(sum(s.nbytes() for s in storages.values()))
-        return max(1, (sizes[1] - sizes[0]) // 4)
+            tensors = probe.saved(lambda: self.slope(w, x, y, keeps_graph))
+            storages = [t.untyped_storage() for t in tensors]
+            return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+        return max(1, (saved(8) - saved(4)) // 4)
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
@@ -355,20 +341,21 @@ class Problem:
     def batch(self, i: int) -> tuple[Tree, Tree]:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
         if i not in self._batches:
-            with self.guarded():
-                x, y = self.read(*self.bounds[i])
+            x, y = self.read(*self.bounds[i])
             if sum(t.nbytes for t in tree_leaves((x, y))) / count(x) * self.n > self.memory / 4:
                 return x, y
             self._batches[i] = x, y
         return self._batches[i]
 
+    def batches(self) -> Iterator[tuple[Tree, Tree]]:
+        """The slice, batch by batch."""
+        return map(self.batch, range(len(self.bounds)))
+
     @cached_property
     def weight(self) -> float:
-        """What the slice's loss is divided by. Raises FldiagError for labels that do not fit, and where nothing counts."""
+        """What the slice's loss is divided by. Raises FldiagError where nothing counts."""
         self.probe()
-        with self.guarded():
-            targets = (self.batch(i)[1] for i in range(len(self.bounds)))
-            total = math.fsum(float(self.criterion.count(y)) for y in targets)
+        total = math.fsum(float(self.criterion.count(y)) for _, y in self.batches())
         if not total > 0:
             raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
         return total
@@ -383,31 +370,22 @@ class Problem:
     ) -> Iterator[tuple[Any, Tree]]:
         """The model's outputs and the targets of every batch at w [P] (default: ``.w``), without gradients."""
         self.probe()
-        views = {n: self._placed(v) for n, v in self.layout.views(self._vector(w)).items()}
-        for i in range(len(self.bounds)):
-            x, y = self.batch(i)
-            copies = None if buffers is None else {n: b.clone() for n, b in buffers.items()}
+        views = self.layout.views(self._vector(w))
+        if self._takes_channels_last:
+            views = channels_last(views)
+        for x, y in self.batches():
             with torch.no_grad():
-                outputs = self.call(views, self._placed(x), copies)
+                outputs = self.call(views, x, buffers)
             yield outputs, y
 
-    def _placed(self, t: Any) -> Any:
-        """With the channels last, where the model takes it: weights, too, as with one channel x alone decides nothing."""
-        is_image = self._has_channels_last and isinstance(t, Tensor) and t.ndim == 4
-        return t.clone(memory_format=torch.channels_last) if is_image else t
-
     @cached_property
-    def _has_channels_last(self) -> bool:
-        """Convolutions without gradients run 1.4 times faster so; a model that uses view() may refuse."""
+    def _takes_channels_last(self) -> bool:
+        """Convolutions without gradients run up to twice as fast so; a model that uses view() may refuse."""
         x, _ = self.sample(8)
-        if not isinstance(x, Tensor) or x.ndim != 4:
-            return False
-        try:
-            with torch.no_grad():
-                last = self.call(self.w, x.clone(memory_format=torch.channels_last))
-                return same(last, self.call(self.w, x), 1e-4)
-        except FldiagError:
-            return False
+        views = self.layout.views(self.w)
+        with contextlib.suppress(FldiagError), torch.no_grad():
+            return same(self.call(channels_last(views), x), self.call(views, x), 1e-4)
+        return False
 
     def scores(
         self, w: Tensor | None = None, buffers: Mapping[str, Tensor] | None = None
@@ -426,9 +404,9 @@ class Problem:
             )
         return scores
 
-    def outputs(self, w: Tensor | None = None) -> tuple[Any, Tree]:
+    def outputs(self) -> tuple[Any, Tree]:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
-        return join(list(self.evaluate(w)))
+        return join(list(self.evaluate()))
 
     def loss(self, w: Tensor | None = None) -> tuple[float, float | None]:
         """The mean loss at w [P] (default: ``.w``) and its standard error over the examples.
@@ -443,14 +421,9 @@ class Problem:
         """The gradient of the mean loss at w [P] (default: ``.w``), [P] in float64."""
         at = self._vector(w).detach().clone().requires_grad_()
         total = self.weight * self.weight_decay * at.detach().double()
-        for i in range(len(self.bounds)):
-            with torch.enable_grad():
-                total += self._slope(at, *self.batch(i))
+        for x, y in self.batches():
+            total += self.slope(at, x, y)
         return finite(total / self.weight) if w is None else total / self.weight
-
-    def _slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
-        """The gradient of a batch's sum, which can be differentiated again if ``twice``."""
-        return torch.autograd.grad(self.total(w, x, y), w, create_graph=twice)[0]
 
     def hessian(
         self,
@@ -472,25 +445,16 @@ class Problem:
         Raises:
             FldiagError: parts of a matrix by differences of gradients.
         """
-        weight, at, names = self.weight, self._vector(w), names or self.layout.names
+        at, names = self._vector(w), names or self.layout.names
         if self.by_differences:
             if matrix != "hessian" or len(names) < len(self.layout.names):
-                raise FldiagError(
-                    "by differences of gradients there is only the whole Hessian",
-                    "leave out matrix and params",
-                    usage=True,
-                )
+                raise FldiagError("by differences there is only the whole Hessian", usage=True)
             return Differences(self.gradient, at)
-        views = self.layout.views(at)
+        views, weight = self.layout.views(at), self.weight
 
         def batch(i: int, leaves: Mapping[str, Tensor]) -> tuple[Any, Callable[[Any], Tensor]]:
             x, y = self.batch(i)
-
-            def share(z: Any) -> Tensor:
-                with self.guarded():
-                    return self.criterion.total(z, y) / weight
-
-            return self.call({**views, **leaves}, x), share
+            return self.call({**views, **leaves}, x), lambda z: self.criterion.total(z, y) / weight
 
         batches = [functools.partial(batch, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
@@ -514,16 +478,18 @@ class Problem:
         return (rows + rows.T) / 2
 
     def tensors(self, pattern: str) -> list[str]:
-        """The names of the tensors that match a pattern, or whose layer does. Raises FldiagError where none does."""
-        names = [
-            name
-            for name in self.layout.names
-            if any(fnmatchcase(t, pattern) for t in (name, name.rpartition(".")[0]))
-        ]
+        """The names of the tensors that match a pattern. Raises FldiagError where none does."""
+        names = [name for name in self.layout.names if fnmatchcase(name, pattern)]
         if not names:
             text = f"{pattern!r} matches no parameter"
             raise FldiagError(text, nearest(pattern, self.layout.names), usage=True)
         return names
+
+
+def channels_last(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With the channels of images and kernels last in memory."""
+    form = torch.channels_last
+    return {n: t.clone(memory_format=form) if t.ndim == 4 else t for n, t in tensors.items()}
 
 
 def without_addresses(value: Any) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from fldiag.losses import IGNORED, multi_label
 from fldiag.problem.data import Tree
+from fldiag.problem.loss import form_of, is_probabilities
 from fldiag.results.standing import guess_accuracy
 from fldiag.results.table import Row
 
@@ -22,8 +25,8 @@ class Scores:
     Args:
         loss: the mean loss.
         each: the loss of every example [n] in float64, so that their mean is the loss; None where it cannot be taken.
-        right: whether every answer is right [n]; with several labels an example their number, scaled so that the mean is over
-            all labels. None where the loss is no classification.
+        right: 1 where the answer is right and else 0 [n] in float64; with several labels an example their number, scaled so that
+            the mean is over all labels. None where the loss is no classification.
         counts: by how much every example counts [n], 1 on average.
         shares: how often each class is the label, as a share of 1.
     """
@@ -33,10 +36,6 @@ class Scores:
     right: Tensor | None
     counts: Tensor | None = None
     shares: tuple[float, ...] = ()
-
-    @property
-    def accuracy(self) -> float | None:
-        return None if self.right is None else float(self.right.double().mean())
 
     @property
     def stderr(self) -> float | None:
@@ -56,37 +55,64 @@ class Scores:
         common: Row = {"estimator": "exact", "inputs": problem.inputs}
         rows: list[Row] = [{**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}]
         if self.right is not None:
-            right, n = self.right.double(), len(self.right)
-            accuracy: Row = {**common, "metric": "accuracy", "value": self.accuracy}
-            accuracy["stderr"] = float(right.std()) / math.sqrt(n) if n > 1 else None
-            accuracy["guess"] = guess_accuracy(self.shares, problem.slice_name)
-            rows.append(accuracy)
+            row: Row = {"metric": "accuracy", "value": float(self.right.mean())}
+            row |= {"stderr": Scores(0.0, self.right, None).stderr}
+            row |= {"guess": guess_accuracy(self.shares, problem.slice_name)}
+            rows.append({**common, **row})
         return rows
+
+
+def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
+    """How many answers of each example are right [b], and how often each class is the label [classes].
+
+    The answer is the class of the largest output; of a binary cross entropy, whether each output is positive. None where the
+    targets are no numbers of classes, nor one-hot or soft labels.
+    """
+    function, options = form_of(loss)
+    if isinstance(y, Mapping):
+        z, y = z.get("logits") if isinstance(z, Mapping) else z, y.get("labels")
+        if isinstance(y, Tensor) and y.ndim > 1:  # the model may shift them
+            return None
+    if not isinstance(z, Tensor) or not isinstance(y, Tensor):
+        return None
+    if z.shape == y.shape and function in (F.binary_cross_entropy_with_logits, multi_label):
+        answer, labels, classes = z > 0, (y > 0.5).long(), 2
+    else:
+        labels = y.argmax(1) if z.shape == y.shape and is_probabilities(y) else y
+        if labels.is_floating_point() or z.ndim < 2:
+            return None
+        axis = 1 if z.ndim < 3 or z[:, 0].shape == labels.shape else -1
+        answer, classes = z.argmax(axis), z.shape[axis]
+        labels = labels.masked_fill(labels == options.get("ignore_index", IGNORED), -1)
+    if answer.shape != labels.shape or int(labels.max()) >= classes:
+        return None
+    right = (answer == labels).reshape(len(y), -1).sum(1)
+    return right, labels[labels >= 0].bincount(minlength=classes)
 
 
 def score(problem: Any, w: Tensor, batches: Iterable[tuple[Any, Tree]]) -> Scores:
     """The scores at w [P] of (outputs, targets) of all the problem's batches."""
-    loss, classes, weight = problem.criterion, problem.criterion.classes, problem.weight
-    totals, singles, answers = [], [], []
-    with torch.no_grad(), problem.guarded():
-        for z, y in batches:
-            totals.append(float(loss.total(z, y)))
-            singles.append(loss.each(z, y))
-            if classes is not None:
-                answers.append(classes.answers(z, y))
+    loss, n, weight, totals, singles, replies = (
+        problem.criterion,
+        problem.n,
+        problem.weight,
+        [],
+        [],
+        [],
+    )
+    for z, y in batches:
+        totals.append(float(loss.total(z, y)))
+        singles.append(loss.each(z, y))
+        replies.append(answers(problem.user_loss, z, y))
     penalty = problem.weight_decay / 2 * float(w.double().square().sum())
-    mean, scale = math.fsum(totals) / weight + penalty, problem.n / weight
     each = counts = right = None
-    shares: tuple[float, ...] = ()
+    shares: list[float] = []
     if None not in singles:
-        each, counts = (scale * torch.cat(parts) for parts in zip(*singles, strict=True))
+        each, counts = (torch.cat(part) * (n / weight) for part in zip(*singles, strict=True))
         each = each + penalty * counts
-    if classes is not None:
-        right, labels = (
-            torch.cat(parts).reshape(problem.n, -1) for parts in zip(*answers, strict=True)
-        )
-        labels = labels[labels >= 0]
-        shares = tuple((labels.bincount(minlength=classes.number).double() / len(labels)).tolist())
-        is_one_each = right.shape[1] == 1 and len(labels) == problem.n
-        right = right[:, 0] if is_one_each else right.sum(1).double() * (problem.n / len(labels))
-    return Scores(mean, each, right, counts, shares)
+    if None not in replies:
+        rights, labels = zip(*replies, strict=True)
+        number = sum(labels)
+        right = torch.cat(rights).double() * (n / int(number.sum()))
+        shares = (number / number.sum()).tolist()
+    return Scores(math.fsum(totals) / weight + penalty, each, right, counts, tuple(shares))

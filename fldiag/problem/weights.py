@@ -22,19 +22,10 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """A copy; results of forward that the module keeps as attributes, as weight_norm does, lose their graph.
-
-    Raises FldiagError for a module that cannot be copied.
-    """
+    """A copy; results of forward that the module keeps as attributes, as weight_norm does, lose their graph."""
     values = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
     memo: dict[int, Any] = {id(v): v.detach().clone() for v in values if v.grad_fn is not None}
-    try:
-        return copy.deepcopy(module, memo)
-    except Exception as error:  # a module may hold anything
-        raise FldiagError(
-            f"the model cannot be copied: {type(error).__name__}: {error}",
-            "keep in the module only what can be copied",
-        ) from error
+    return copy.deepcopy(module, memo)
 
 
 def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -> None:
@@ -49,25 +40,32 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
     Raises:
         FldiagError: they do not fit the module, or hold two values of one tied tensor.
     """
-    layout = Layout.of(module)
-    if params is None:
-        tensors: Mapping[str, Any] = dict(module.named_parameters())
-    elif isinstance(params, Tensor):
+    if isinstance(params, Tensor):
+        layout = Layout.of(module)
         tensors = layout.views(vector(params, layout))
-    elif isinstance(params, Mapping):
-        tensors, _ = state_dict.without_prefix(dict(params), module)
     else:
-        raise FldiagError(
-            f"params is a {type(params).__name__}",
-            "give a vector or a dict of named tensors",
-            usage=True,
-        )
-    own = module.state_dict(keep_vars=True)
-    state = {**tensors, **(buffers or {})}
-    transient = {n: b for n, b in module.named_buffers() if n not in own}
-    for name in transient.keys() & state.keys():
-        transient[name].copy_(state.pop(name))
-    _fill(state, own, set(layout.names), buffers is None)
+        tensors = dict(module.named_parameters() if params is None else params)
+        tensors, _ = state_dict.without_prefix(tensors, module)
+    own, state = module.state_dict(keep_vars=True), {**tensors, **(buffers or {})}
+    for name, b in module.named_buffers():
+        if name in state and name not in own:  # a buffer that is not persistent
+            b.copy_(state.pop(name))
+    names: dict[int, list[str]] = {}
+    for name, t in own.items():
+        if isinstance(t, Tensor):
+            names.setdefault(id(t), []).append(name)
+    for tied in names.values():
+        present = [n for n in tied if n in state]
+        for name in present:
+            if not same(state[present[0]], state[name]):
+                raise FldiagError(
+                    f"{present[0]} and {name} are one tensor of the model, and two different ones here",
+                    "give the weights of this very architecture",
+                )
+        state |= {n: state[present[0]] for n in tied if present}
+    rest = {n: t for n, t in own.items() if not isinstance(t, nn.Parameter)}
+    if buffers is None and not state.keys() & rest.keys():
+        state |= rest
     try:
         module.load_state_dict(state, strict=True)
     except Exception as error:  # torch's, or of a hook of the module
@@ -76,29 +74,6 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
             "give the weights of this very architecture, named as in its state_dict()",
             usage=True,
         ) from error
-
-
-def _fill(state: dict[str, Any], own: dict[str, Any], weights: set[str], is_bare: bool) -> None:
-    """Add the other names of tied tensors, and what the module keeps of its own: counters of batches, and where weights alone
-    were given all else."""
-    names: dict[int, list[str]] = {}
-    for name, t in own.items():
-        names.setdefault(id(t), []).append(name)
-    for tied in names.values():
-        first, *others = [n for n in tied if n in state] or [""]
-        for other in others:
-            if not same(state[first], state[other]):
-                raise FldiagError(
-                    f"{first} and {other} are one tensor of the model, and two different ones here",
-                    "give the weights of this very architecture",
-                )
-        if first:
-            state.update(dict.fromkeys(tied, state[first]))
-    rest = [n for n, t in own.items() if not weights.intersection(names[id(t)])]
-    is_bare = is_bare and not state.keys() & set(rest)
-    for name in rest:
-        if name not in state and (is_bare or name.endswith("num_batches_tracked")):
-            state[name] = own[name]
 
 
 def vector(params: Tensor, layout: Layout) -> Tensor:

@@ -11,7 +11,7 @@ from fldiag.errors import FldiagError
 from fldiag.models import lora
 from fldiag.results.provenance import digest
 from fldiag.runs.checkpoint import Checkpoint, pack, read_tensors
-from fldiag.runs.run import Run, file_beside
+from fldiag.runs.run import Run
 
 FILE = "base.safetensors"
 
@@ -41,7 +41,7 @@ def restore(module: nn.Module, c: Checkpoint) -> nn.Module:
     module = copy.deepcopy(module)
     if not lora.frozen_weights(module):
         lora.freeze(module, [n for n, _ in module.named_parameters() if n not in c.state])
-    if (file := file_beside(c.path, FILE)) is not None:
+    if (file := c.beside(FILE)) is not None:
         lora.load_frozen(module, read_tensors(file))
     elif provenance(module) != {"base": name}:
         raise FldiagError(

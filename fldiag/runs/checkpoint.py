@@ -72,6 +72,7 @@ class Checkpoint:
         key: Which of the file's sets of weights ``state`` is, where one was named.
         starts: What each of these clients received, [K, P], where they received different weights.
         start_buffers: The buffers that go with ``starts``, by name, each [K, ...].
+        run: The ``Run`` in which it lies, where it does.
 
     Raises:
         FldiagError: From what reads a file: it is damaged, foreign or unsafe.
@@ -89,6 +90,7 @@ class Checkpoint:
     key: str = ""
     starts: Tensor | None = None
     start_buffers: State = field(default_factory=dict)
+    run: Any = None
 
     def __repr__(self) -> str:
         size = sum(t.numel() for t in self.state.values())
@@ -126,6 +128,11 @@ class Checkpoint:
         is_folder = (self.path.parent / "config.json").is_file()
         name = self.path.absolute().parent.name if is_folder else self.path.stem
         return f"{name} {self.key}".strip()
+
+    def beside(self, name: str) -> Path | None:
+        """Another file of its run, verified; None where it lies in no run, or the run has no such file."""
+        is_there = self.run is not None and name in self.run.files
+        return self.run.verified(name) if is_there else None
 
     @cached_property
     def sha256(self) -> str:

@@ -56,7 +56,7 @@ def dataset_of(examples: Any, test: Any = None) -> Dataset:
     packed = None if _is_plain(x) else Packed.of(x)
     if packed is not None:
         x, test_x = packed.rows(x), packed.rows(test_x)
-    classes = count_classes(NAME, y, test_y)
+    classes = count_classes(y, test_y)
     return Dataset(NAME, x, y, test_x, test_y, classes, packed=packed, remarks=remarks)
 
 

@@ -60,8 +60,7 @@ class Losses:
         for x, y, share in self._pieces():
 
             def term(w: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
-                values = losses.per_example(self.outputs((w, self.buffers), x), y)
-                return losses.of_examples(values, y).mean()
+                return losses.per_example(self.outputs((w, self.buffers), x), y).mean()
 
             yield term, share
 

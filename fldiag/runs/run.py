@@ -210,7 +210,8 @@ class Run:
                 usage=True,
             )
         checkpoint = read_checkpoint(self.verified(self.round_file(r)))
-        return replace(checkpoint, model=self.model, data=self.data, allow_code=self.allow_code)
+        about = {"model": self.model, "data": self.data, "allow_code": self.allow_code}
+        return replace(checkpoint, run=self, **about)
 
     @property
     def common(self) -> dict[str, Any]:
@@ -526,21 +527,22 @@ def same_model(a: Run | Checkpoint, b: Run | Checkpoint) -> bool:
     return {n: t.shape for n, t in first.items()} == {n: t.shape for n, t in second.items()}
 
 
-def verify(path: Path) -> None:
-    """A checkpoint that lies in a run must be the one that the run wrote; elsewhere there is nothing to compare it with.
+def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
+    """A file of weights; one in a run must be the file that the run wrote.
 
-    Raises FldiagError when it is not.
+    Args:
+        path: The file, or a folder of transformers.
+        key: See ``read_checkpoint``.
+
+    Raises:
+        FldiagError: It cannot be read, or was changed.
     """
-    run = Path(os.path.realpath(path)).parent.parent
-    if path.parent.name == "rounds" and os.path.isfile(run / ABOUT):
-        Run.open(run).verified(f"rounds/{path.name}")
-
-
-def file_beside(checkpoint: Path, name: str) -> Path | None:
-    """A file of the run in which a checkpoint lies, verified; None where there is none."""
-    folder = checkpoint.parent.parent
-    run = Run.open(folder) if (folder / ABOUT).is_file() else None
-    return run.verified(name) if run is not None and name in run.files else None
+    file = Path(os.path.realpath(path))
+    folder = file.parent.parent
+    if file.parent.name != "rounds" or not (folder / ABOUT).is_file():
+        return read_checkpoint(path, key)
+    run = Run.open(folder)
+    return replace(read_checkpoint(run.verified(f"rounds/{file.name}"), key), run=run)
 
 
 def _checkpoints(path: Path) -> list[Path]:

@@ -4,16 +4,15 @@ own mixture of classes."""
 from __future__ import annotations
 
 import copy
-import math
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.config import Config
 from fldiag.data import slices
 from fldiag.data.arrays import ready
 from fldiag.errors import FldiagError
@@ -39,16 +38,8 @@ class GlobalModel:
     rounds: int
 
 
-def check_plan(setup: Setup) -> None:
-    """Raises FldiagError for data without classes. (What neighbours need, the method asks of the model.)"""
-    if setup.dataset.regression:
-        raise FldiagError(
-            "a client's test examples are chosen by class, and the data have no classes", usage=True
-        )
-
-
 def measure(
-    setup: Setup, plan: Personal, model: GlobalModel, *, seed: int | None = None, run: str = ""
+    setup: Setup, plan: Personal, model: GlobalModel, *, seed: int | None = None
 ) -> list[dict[str, Any]]:
     """Fine-tune and test every client's model, wherever the workspace computes.
 
@@ -57,98 +48,75 @@ def measure(
         plan: How the clients train and predict, once for each of its numbers of epochs.
         model: What they start from.
         seed: Of minibatches and of the examples that vote; by default the run's.
-        run: Tells the cohorts of several runs apart.
 
     Returns:
         Rows of the result table: each client's accuracy after each number of epochs (its binomial standard error and Wilson's
         95 % interval), and their mean and deviation over the clients that have test examples.
+
+    Raises:
+        FldiagError: Data without classes.
     """
+    if setup.dataset.regression:
+        raise FldiagError(
+            "a client's test examples are chosen by class, and the data have no classes", usage=True
+        )
     seed = setup.config.seed if seed is None else seed
-    tuning, units = _fine_tuning(setup, plan, model, seed)
-    counts = workspace().map(
-        _count,
-        (tuning, Predictor(setup, plan.neighbours, seed)),
-        units,
-        name=lambda unit: f"{run}: clients {', '.join(map(str, unit[1].ids))}",
-    )
-    clients = sorted(count for unit in counts for count in unit)
-    rows: list[dict[str, Any]] = [
-        {
-            "scope": "client",
-            "client": i,
-            "slice": f"client:{i}/test",
-            "metric": PERSONAL,
-            "index": e,
-            "n_examples": n,
-            **(share(right, n) if n else {}),
-        }
-        for e, i, right, n in clients
-    ]
-    for e in sorted({*plan.epochs}):
-        values = np.array([right / n for e_, _, right, n in clients if e_ == e and n])
-        total = sum(n for e_, _, _, n in clients if e_ == e)
-        group = {"scope": "global", "slice": "clients/test", "index": e, "n_examples": total}
-        if len(values):
-            rows.append({**group, "metric": PERSONAL, **sample_mean(values)})
-            rows.append({**group, "metric": f"{PERSONAL}_std", "value": float(values.std())})
-    common = {"round": model.rounds, "moment": "trained", "estimator": "exact"}
-    common |= {"prediction": "model"}
-    if plan.neighbours is not None:
-        common |= {"prediction": "model and neighbours", "voters": plan.neighbours.described}
-    return [{**common, **row} for row in rows]
-
-
-def _fine_tuning(
-    setup: Setup, plan: Personal, model: GlobalModel, seed: int
-) -> tuple[Setup, list[tuple[int, Cohort]]]:
-    """A setup in which every client trains on from the global model, and its cohorts for each number of epochs."""
-    config = setup.config.replace(seed=seed_for(seed, "fine-tuning"))
-    config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
     # Local decay is a schedule of a round's epochs.
-    config = config.replace(train__local_decay=1.0, train__local_decay_after=0.5)
-    tuning, ids = copy.copy(setup), [*range(len(setup.parts))]
+    config = setup.config.replace(seed=seed_for(seed, "fine-tuning"), train__local_decay=1.0)
+    config = config.replace(train__lr_decay=1.0) if plan.lr == "initial" else config
+    train = config.train
+    tuning, ids, units = copy.copy(setup), [*range(len(setup.parts))], []
     tuning.config, tuning.method = config, plan.method or Method()
     initial = tuning.method.client_init(setup.initial())
     states = {
         i: {name: model.states.get(i, initial)[name] for name in initial} for i in ids if initial
     }
-    units = []
+    clients = Cohort(t=model.rounds, ids=ids, w_g=model.w, buffers=model.buffers)
     for e in sorted({*plan.epochs}):
-        tuning.schedule = EpochSchedule(config, e, plan.steps)  # type: ignore[assignment]  # nobody is sampled
-        cohorts = tuning.cohorts(model.rounds, ids, model.w, model.buffers, {}, states)
+        passes = config.seed, 0, 0, e, train.batch_size, train.drop_last
+        tuning.schedule = EpochSchedule(*passes, train=train, steps=plan.steps)
+        cohorts = tuning.cohorts(clients, states)
         units += [(e, cohort) for cohort in cohorts]
-    return tuning, units
+    predictor = Predictor(setup, plan.neighbours, seed)
+    tests = workspace().map(_test, (tuning, predictor), units, name=lambda unit: str(unit[1]))
+    own = sorted(itertools.chain(*tests), key=lambda row: (row["index"], row["client"]))
+    common = {"round": model.rounds, "moment": "trained", "estimator": "exact"}
+    common["prediction"] = "model" if plan.neighbours is None else "model and neighbours"
+    rows = [{"scope": "client", "metric": PERSONAL, **row} for row in own]
+    for e in sorted({*plan.epochs}):
+        tested = [row for row in own if row["index"] == e and "value" in row]
+        group = {"scope": "global", "slice": "clients/test", "index": e}
+        group["n_examples"] = sum(row["n_examples"] for row in tested)
+        if values := [row["value"] for row in tested]:
+            rows.append({**group, "metric": PERSONAL, **sample_mean(values)})
+            rows.append({**group, "metric": f"{PERSONAL}_std", "value": float(np.std(values))})
+    return [{**common, **row} for row in rows]
 
 
-def _count(
-    shared: tuple[Setup, Predictor], unit: tuple[int, Cohort]
-) -> list[tuple[int, int, int, int]]:
-    """(e, client, right, n) of a cohort."""
+def _test(shared: tuple[Setup, Predictor], unit: tuple[int, Cohort]) -> list[dict[str, Any]]:
+    """What of a client's row differs, for the clients of a cohort."""
     tuning, predictor = shared
     e, cohort = unit
-    result = tuning.train(cohort)
-    return [
-        (e, i, *predictor(result.rows[j], {n: b[j] for n, b in result.buffers.items()}, i))
-        for j, i in enumerate(cohort.ids)
-    ]
+    result, rows = tuning.train(cohort), []
+    for j, i in enumerate(cohort.ids):
+        right, n = predictor(result.rows[j], {n: b[j] for n, b in result.buffers.items()}, i)
+        row = {"index": e, "client": i, "slice": f"client:{i}/test", "n_examples": n}
+        rows.append({**row, **(share(right, n) if n else {})})
+    return rows
 
 
-class EpochSchedule:
+@dataclass(frozen=True)
+class EpochSchedule(Seeded):
     """Minibatches of fine-tuning: an epoch is ``steps(n, train)`` of them, or one pass over the n examples."""
 
-    def __init__(
-        self, config: Config, epochs: int, steps: Callable[[int, TrainSection], int] | None
-    ):
-        train = config.train
-        self.train, self.epochs, self.steps = train, epochs, steps
-        self.passes = Seeded(config.seed, 0, 0, 1, train.batch_size, train.drop_last)
+    train: TrainSection = field(default_factory=TrainSection)
+    steps: Callable[[int, TrainSection], int] | None = None
 
     def batches(self, t: int, client: int, n: int) -> Batches:
-        size = self.train.batch_size
-        steps = n // size if self.train.drop_last else math.ceil(n / size)
-        count = self.epochs * (self.steps(n, self.train) if self.steps and steps else steps)
-        passes = math.ceil(count / max(steps, 1))
-        return replace(self.passes, epochs=passes).batches(t, client, n)[:count]
+        if self.steps is None:
+            return super().batches(t, client, n)
+        count = self.epochs * self.steps(n, self.train)  # as many passes are more than enough
+        return Seeded.batches(replace(self, epochs=count), t, client, n)[:count]
 
 
 class Predictor:
@@ -165,34 +133,29 @@ class Predictor:
         if not len(index):
             return 0, 0
         scores, features = self.outputs(w, buffers, data.test_x[index])
-        if self.neighbours is not None:
-            examples = part[self.voters(client, len(part), self.neighbours.capacity)]
+        if self.neighbours is not None:  # a random subset of the client's examples votes
+            rng, count = numpy_rng(self.seed, "neighbours", client), len(part)
+            voters = rng.choice(count, min(self.neighbours.capacity, count), replace=False)
+            examples = part[np.sort(voters)]
             _, store = self.outputs(w, buffers, data.train_x[examples])
             labels = data.train_y[examples].to(w.device)
             scores = mix(scores, features, store, labels, self.neighbours)
         y = data.test_y[index].to(w.device)
         return int(((scores.argmax(-1) == y) & scores.isfinite().all(-1)).sum()), len(index)
 
-    def voters(self, client: int, n: int, capacity: int) -> np.ndarray:
-        """Positions of the training examples that vote: a random subset of the client's n, sorted."""
-        rng = numpy_rng(self.seed, "neighbours", client)
-        return np.sort(rng.choice(n, min(capacity, n), replace=False))
-
+    @torch.no_grad()
     def outputs(self, w: Tensor, buffers: dict[str, Tensor], raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [n, C] and, where neighbours are asked for, features [n, d] (else none), in eval mode."""
-        logits, features = [], []
-        with torch.no_grad():
-            rows = {name: b.unsqueeze(0).clone() for name, b in buffers.items()}
-            bound = self.network.bind(w.unsqueeze(0), rows)
-            for chunk in raw.split(BATCH):
-                x = ready(self.dataset.normalise(chunk), w.device, w.dtype).unsqueeze(0)
-                if self.neighbours is None:
-                    logits.append(bound(x)[0])
-                else:
-                    z = bound.features(x)
-                    logits.append(bound.head(z)[0])
-                    features.append(z[0].flatten(1).to(w.dtype))
-        return torch.cat(logits), torch.cat(features or [w[:0]])
+        """Logits [n, C] and, where neighbours are asked for, features [n, d], in eval mode."""
+        bound = self.network.bind(
+            w.unsqueeze(0), {name: b.unsqueeze(0) for name, b in buffers.items()}
+        )
+        chunks = (self.dataset.normalise(chunk) for chunk in raw.split(BATCH))
+        inputs = [ready(chunk, w.device, w.dtype).unsqueeze(0) for chunk in chunks]
+        if self.neighbours is None:
+            return torch.cat([bound(x)[0] for x in inputs]), w
+        features = [bound.features(x) for x in inputs]
+        logits = torch.cat([bound.head(z)[0] for z in features])
+        return logits, torch.cat([z[0].flatten(1).to(w.dtype) for z in features])
 
 
 def mix(logits: Tensor, features: Tensor, store: Tensor, labels: Tensor, n: Neighbours) -> Tensor:

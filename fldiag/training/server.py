@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -43,19 +42,16 @@ class Federation:
         """What they receive besides."""
         return {name: self.state[name] for name in self.setup.method.sent if name in self.state}
 
-    def cohorts(self, ids: list[int], record: bool = False) -> list[Cohort]:
-        """The local training of these clients from the current state. ``record``: their steps."""
-        states = {i: self._client_state(i) for i in ids} if self._initial_state else {}
-        cohorts = self.setup.cohorts(
-            self.t, ids, self.sent(), self.buffers, self._sent_state(), states
-        )
-        return [replace(cohort, record=record) for cohort in cohorts]
-
     def train(
         self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False
     ) -> CohortResult:
-        """Local training of these clients from the current state, which stays as it is."""
-        return merge(list(execute(self.cohorts(ids, record))), ids)
+        """Local training of these clients from the current state, which stays as it is. ``record``: their steps."""
+        sent, buffers = self._sent_state(), self.buffers
+        clients = Cohort(
+            t=self.t, ids=ids, w_g=self.sent(), buffers=buffers, sent=sent, record=record
+        )
+        states = {i: self._client_state(i) for i in ids} if self._initial_state else {}
+        return merge(list(execute(self.setup.cohorts(clients, states))), ids)
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, CohortResult]:
         """Train one round. Returns what the server saw and the merged clients' results."""
@@ -120,21 +116,18 @@ def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
     position = {i: j for j, i in enumerate(i for result in results for i in result.ids)}
     order = [position[i] for i in ids]
 
-    def join(tensors: list[Tensor]) -> Tensor:
-        rows = [row for tensor in tensors for row in tensor.split(1)]
+    def join(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: join([table[key] for table in values]) for key in values[0]}
+        rows = [row for tensor in values for row in tensor.split(1)]
         return torch.cat([rows[j] for j in order])  # put in order before the copy, not after it
 
-    values: dict[str, Any] = {"ids": ids}
-    for name in ("rows", "n", "steps", "effective", "loss"):
-        values[name] = join([getattr(result, name) for result in results])
-    for name in ("buffers", "state", "uploads"):
-        tables = [getattr(result, name) for result in results]
-        values[name] = {key: join([table[key] for table in tables]) for key in tables[0]}
+    names = ("rows", "n", "steps", "effective", "loss", "buffers", "state", "uploads")
+    merged = {name: join([getattr(result, name) for result in results]) for name in names}
     notes = [result.notes for result in results if result.notes is not None]
     if notes:
-        table = pd.concat(notes)
-        values["notes"] = table.sort_values("client", kind="stable", ignore_index=True)
-    return CohortResult(**values)
+        merged["notes"] = pd.concat(notes).sort_values("client", kind="stable", ignore_index=True)
+    return CohortResult(ids=ids, **merged)
 
 
 def aggregate(round: Round, method: Method, train: TrainSection) -> Tensor:

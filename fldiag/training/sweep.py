@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fldiag import data
 from fldiag.config import Config
-from fldiag.errors import FldiagError
 from fldiag.execution import open_pool, shard_of
 from fldiag.runs.run import Run
 from fldiag.training import train
-from fldiag.training.train import Listener, failure
+from fldiag.training.setup import Setup
+from fldiag.training.train import Listener
 
 #: The numbers of a sweep's table, as far as its runs have them.
-METRICS = ("accuracy", "loss", "personal_accuracy")
+METRICS = ["accuracy", "loss", "personal_accuracy"]
 Values = Mapping[str, Sequence[Any]]
 
 
@@ -32,7 +31,6 @@ def sweep(
     shard: str | None = None,
     device: str = "auto",
     download: bool = False,
-    allow_code: str | Iterable[str] = (),
     on_event: Listener | None = None,
 ) -> list[Run]:
     """Train every combination of the given values. Runs that an earlier call finished are read; unfinished ones are continued.
@@ -41,13 +39,11 @@ def sweep(
         config: a config, or a preset's name or TOML file, whose settings for single methods apply to the runs of these methods.
         over: key -> values, such as ``{"method.name": ["fedavg", "fedsol"], "seed": [0, 1, 2]}``.
         out: folder of the runs; by default ``checkpoints``.
-        executor: where the runs are trained (of a single one the clients of a round), see ``train``. A run that is trained
-            elsewhere than in this process tells its end only.
+        executor: where the runs are trained, see ``train``.
         shard: train and return only a part of the runs, ``"I/N"``; a call without it returns all.
         device: see ``train``.
         download: fetch a missing public data set.
-        allow_code: see ``train``.
-        on_event: gets the events of every run, see ``train``.
+        on_event: gets a dict at the end of every run.
 
     Returns:
         The runs in the order of the combinations, the last key changing fastest. One that diverged is among them.
@@ -60,85 +56,34 @@ def sweep(
     >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
     [3, 4]
     """
-    plan = configs(config.allow(allow_code) if isinstance(config, Config) else config, over)
-    return train_configs(
-        shard_of(plan, shard),
-        out=out,
-        executor=executor,
-        device=device,
-        download=download,
-        on_event=on_event,
-    )
-
-
-def train_configs(
-    plan: Sequence[Config],
-    *,
-    out: str | Path | None,
-    executor: str | Executor,
-    on_event: Listener | None,
-    **options: Any,
-) -> list[Run]:
-    """Train all of them, or read the runs that are finished; the arguments are those of ``sweep``."""
-    paths = [Path(out or train.RUNS) / train.run_path(config).name for config in plan]
-    units = list(zip(plan, paths, strict=True))
-    if executor == "serial" or len(plan) == 1:  # of one run the clients
-        options |= {"executor": executor, "on_event": on_event}
-        return [_train(options, unit) for unit in units]
-    if options["download"]:  # once, rather than by every worker
-        for config in {config.data: config for config in plan}.values():
-            data.load(config.data, download=True, allow_code=config.allowed_code)
-    options, paths = {**options, "download": False}, [path.absolute() for path in paths]
-    with open_pool(executor, _train_one, options, name=_name) as pool:
+    plan = shard_of([_config(config, keys) for keys in combinations(over)], shard)
+    paths = [Path(out or train.RUNS).absolute() / train.run_path(c).name for c in plan]
+    if download:  # once, rather than by every worker
+        for c in {c.data: c for c in plan}.values():
+            Setup(c, download=True)
+    with open_pool(executor, _train_one, device, name=lambda unit: unit[1].name) as pool:
         for i, status in pool.completed(list(zip(plan, paths, strict=True))):
-            event = {"event": "end", "status": status, "round": plan[i].rounds}
-            (on_event or dict)({**event, "path": str(paths[i])})
+            if on_event is not None:
+                on_event({"event": "end", "status": status, "path": str(paths[i])})
     return [Run.open(path) for path in paths]
 
 
-def _train(options: Mapping[str, Any], unit: tuple[Config, Path]) -> Run:
-    config, path = unit
-    return train.train(config, out=path, resume=True, **options)
-
-
-def _train_one(options: Mapping[str, Any], unit: tuple[Config, Path]) -> str:
+def _train_one(device: str, unit: tuple[Config, Path]) -> str:
     """Train a run in a worker. Returns its status."""
-    return str(_train(options, unit).status)
-
-
-def _name(unit: tuple[Config, Path]) -> str:
-    return unit[1].name
+    config, path = unit
+    return train.train(config, out=path, resume=True, device=device).status
 
 
 def combinations(over: Values) -> list[dict[str, Any]]:
-    """Every combination of the values, the last key's changing fastest. Raises FldiagError for a key without values."""
-    if missing := [key for key, values in over.items() if not values]:
-        raise FldiagError(f"{missing[0]} has no values", "write for example seed=1,2", usage=True)
+    """Every combination of the values, the last key's changing fastest."""
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def configs(
-    source: Config | str | Path, over: Values, fixed: Mapping[str, Any] | None = None
-) -> list[Config]:
-    """The configs of a sweep, all different. Of a preset or file each gets what that says of its method.
-
-    Args:
-        source: a config, or a preset's name or TOML file.
-        over: key -> values.
-        fixed: keys of all runs.
-
-    Raises:
-        FldiagError: what a config refuses, and combinations that mean the same run.
-    """
-    plan = [
-        source.replace(**keys) if isinstance(source, Config) else Config.load(source, **keys)
-        for keys in ({**(fixed or {}), **keys} for keys in combinations(over))
-    ]
-    if len({config.hash for config in plan}) < len(plan):
-        raise FldiagError(
-            "two combinations of the sweep are the same run", "give every value once", usage=True
-        )
-    return plan
+def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
+    """Of a preset or file each gets what that says of its method."""
+    if isinstance(source, Config):
+        return source.replace(**keys)
+    return Config.load(source, **keys)
 
 
 def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
@@ -149,20 +94,20 @@ def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
         over: key -> values.
 
     Returns:
-        The keys but the seed, ``runs``, the numbers, and ``diverged``: how many runs failed, which are left out of the numbers.
+        The keys but the seed, ``runs``, the numbers, and ``diverged``: how many runs did, which are left out of the numbers.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run, keys in zip(runs, combinations(over), strict=True):
-        frame = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
-        last = frame.groupby("metric")["value"].last().astype(float).reindex(METRICS)
-        failed = failure(run) is not None
-        rows.append({k: str(v) for k, v in keys.items() if k != "seed"} | {"diverged": failed})
-        rows[-1] |= {} if failed else dict(last)
-    members, names = pd.DataFrame(rows), [key for key in over if key != "seed"]
-    groups = members.groupby(names or (lambda i: 0), sort=False)
-    scores = {"runs": groups.size()}
-    for metric in members.columns.intersection(METRICS, sort=False):
-        scores |= {metric: groups[metric].mean(), f"{metric}_std": groups[metric].std()}
-    result = pd.DataFrame({**scores, "diverged": groups["diverged"].sum()})
-    result = result.reset_index(drop=not names).dropna(axis=1, how="all")
-    return result if result["diverged"].any() else result.drop(columns="diverged")
+        row = {**{key: str(value) for key, value in keys.items()}, **dict.fromkeys(METRICS)}
+        rows.append({**row, "diverged": run.status == "diverged"})
+        if run.status != "diverged":
+            last = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
+            rows[-1] |= last.groupby("metric")["value"].last().astype(float)
+    names = [key for key in over if key != "seed"]
+    members = pd.DataFrame(rows).astype(dict.fromkeys(METRICS, float))
+    groups = members.groupby(names or members["diverged"].map(lambda x: 0), sort=False)
+    scores = groups[METRICS].agg(["mean", "std"])
+    scores.columns = [f"{metric}_{kind}".removesuffix("_mean") for metric, kind in scores]
+    counts = groups.size().rename("runs"), groups["diverged"].sum()
+    result = pd.concat([counts[0], scores, counts[1]], axis=1).reset_index(drop=not names)
+    return result.dropna(axis=1, how="all")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from fldiag.config_files import kept_initial
 from fldiag.data import partition
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError
-from fldiag.execution import Pool, Workspace, check_executor, open_pool
+from fldiag.execution import Pool, Workspace, open_pool
 from fldiag.method import Round
 from fldiag.registry import Progress
 from fldiag.results.machine import capability, commit, machine
@@ -39,10 +38,6 @@ from fldiag.training.setup import Cohort, Setup, provenance
 RUNS = Path("checkpoints")
 #: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
 SMALL = 100_000_000
-#: A test loss so many times that of guessing is no trained model's, however far its clients overfit.
-FAR = 10.0
-#: So many times suffice when the accuracy is that of guessing, too.
-SOME, CHANCE = 2.0, 1.5
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -56,7 +51,6 @@ def train(
     device: str = "auto",
     download: bool = False,
     setup: Setup | None = None,
-    allow_code: str | Iterable[str] = (),
     on_event: Listener | None = None,
 ) -> Run:
     """Train a config and return its run.
@@ -70,7 +64,6 @@ def train(
         device: auto (CUDA if it is usable, else the CPU), cpu, cuda, cuda:N or mps.
         download: fetch a missing public data set.
         setup: replaces what the config would build (own data, partition, module or schedule).
-        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although the config comes from a stored run.
         on_event: gets a dict at the start, after every round, and at the end; in a notebook, a bar by default.
 
     Returns:
@@ -85,18 +78,15 @@ def train(
     >>> run.status, run.done
     ('finished', 1)
     """
-    if not isinstance(config, Config):
-        raise FldiagError(
-            f"config is a {type(config).__name__}",
-            "give a Config, such as Config.load('digits')",
-            usage=True,
-        )
-    config = config.allow(allow_code)
-    check_executor(executor)
     path = Path(out) if out is not None else run_path(config)
-    if os.path.exists(path / ABOUT):
-        run = _stored(path, config, resume)
-        if run.status != "unfinished" and run.config.rounds == config.rounds:
+    if resume and os.path.exists(path / ABOUT):
+        run, now = Run.open(path), config.model_dump(mode="json")
+        version = run.about["provenance"].get("method_version", 1)
+        if (
+            run.status != "unfinished"
+            and run.about["config"] == now
+            and version == config.method_version
+        ):
             return run
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
@@ -107,21 +97,15 @@ def train(
         open_pool(executor, work, shared) as pool,
         _listener(on_event, config.method.name) as emit,
     ):
-        run = _open(path, config, federation, resume)
-        emit(
-            {
-                "event": "start",
-                "round": run.done,
-                "rounds": config.rounds,
-                "path": str(path),
-                "notes": setup.remarks,
-            }
-        )
+        run = _open(path, setup, resume)
+        federation.restore(run)
+        about = {"rounds": config.rounds, "path": str(path)}
+        emit({"event": "start", "round": run.done, **about})
         _loop(config, run, federation, pool, emit)
         if run.status == "unfinished":
             pool.close()
-            run.append(run.done, _personalise(federation, executor, emit), status="finished")
-    emit({"event": "end", "status": run.status, "round": run.done, "path": str(path)})
+            run.append(run.done, _personalise(federation, executor), status="finished")
+    emit({"event": "end", "round": run.done, **about, "status": run.status})
     return run
 
 
@@ -135,20 +119,12 @@ def _listener(on_event: Listener | None, title: str) -> Iterator[Listener]:
         yield on_event or (lambda event: None)
 
 
-def rounds_on_bar(progress: Progress, tell: Callable[[str], None] = lambda text: None) -> Listener:
-    """Shows the events of a run on a progress bar, and tells its notes."""
+def rounds_on_bar(progress: Progress) -> Listener:
+    """Shows the events of a run on a progress bar."""
 
     def show(event: dict[str, Any]) -> None:
-        for text in event.get("notes", ()):
-            tell(text)
-        if event["event"] == "start":
-            progress(event["round"], event["rounds"], f"round {event['round'] + 1}")
-        elif event["event"] == "round":
-            metric = "accuracy" if "accuracy" in event else "loss"
-            what = f"round {event['round']}, {metric} {event[metric]:.4g}"
-            progress(event["round"], event["rounds"], what)
-        elif event["event"] == "personalise":
-            progress(event["done"], event["total"], "clients' own models")
+        scores = [f"{k} {event[k]:.4g}" for k in ("accuracy", "loss") if k in event]
+        progress(event["round"], event["rounds"], ", ".join(scores))
 
     return show
 
@@ -162,48 +138,11 @@ def run_path(config: Config) -> Path:
 # A run that goes on
 
 
-def _stored(path: Path, config: Config, resume: bool) -> Run:
-    """The run in a folder. Raises FldiagError unless it is to go on and was begun with this config, for no more rounds. What
-    the checkpoints are to hold may differ."""
-    if not resume:
-        raise FldiagError(
-            f"{path} already holds a run",
-            "continue it with --resume, or choose another folder with --out",
-            usage=True,
-        )
-    run = Run.open(path)
-    if run.origin:
-        raise FldiagError(f"{path} was trained by another program", "use another --out", usage=True)
-    before, now = (_flat(c.model_dump(mode="json")) for c in (run.config, config))
-    before["method's version"] = run.about["provenance"].get("method_version", 1)
-    now["method's version"] = config.method_version
-    before["rounds"] = max(before["rounds"], config.rounds)
-    different = [
-        f"{key}: {before.get(key)!r} there, {now.get(key)!r} now"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith("checkpoint.")
-    ]
-    if different:
-        raise FldiagError(
-            f"{path} was trained with another config",
-            f"{'; '.join(different[:3])}; use another --out, or the same config",
-            usage=True,
-        )
-    return run
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    return {
-        f"{section}.{key}" if key else section: value
-        for section, values in tree.items()
-        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-    }
-
-
-def _open(path: Path, config: Config, federation: Federation, resume: bool) -> Run:
-    """The run in a folder that this process owns, and the federation as it was left: new, or as far as it got."""
-    setup = federation.setup
-    about, stored = provenance(setup), config.model_dump(mode="json")
+def _open(path: Path, setup: Setup, resume: bool) -> Run:
+    """The run in a folder that this process owns: new, or as far as it got. Raises FldiagError for one that was begun with
+    something else (what the checkpoints are to hold may differ), or for more rounds."""
+    config, about = setup.config, provenance(setup)
+    stored = config.model_dump(mode="json")
     if not os.path.exists(path / ABOUT):
         run = Run.create(path, stored, about, hash=config.hash)
         run.put("partition.npz", lambda f: partition.save(f, setup.parts))
@@ -214,20 +153,24 @@ def _open(path: Path, config: Config, federation: Federation, resume: bool) -> R
             run.put(kept_initial(source), lambda f: f.write(content))
         base.keep(run, setup.module)
         run.begin()
-        federation.clients = run.states
         return run
-    run = _stored(path, config, resume)  # again: somebody may have trained it meanwhile
-    stored_about, stored_parts = run.about["provenance"], run.verified("partition.npz")
-    is_same = {
-        f"data set {setup.dataset.name!r}": stored_about.get("data") == about.get("data"),
-        "file of initial weights": stored_about.get("initial") == about.get("initial"),
-        "frozen model beneath the adapters": stored_about.get("base") == about.get("base"),
-        "partition": partition.same(partition.load_parts(stored_parts), setup.parts),
-    }
-    if different := [name for name in is_same if not is_same[name]]:
+    if not resume:
         raise FldiagError(
-            f"the {different[0]} is not the one {path} was trained with so far",
-            "restore it, or train again with another --out",
+            f"{path} already holds a run",
+            "continue it with --resume, or choose another folder with --out",
+            usage=True,
+        )
+    run = Run.open(path)
+    before, now = _facts(run.about["config"], run.about["provenance"]), _facts(stored, about)
+    before["rounds"] = max(before.get("rounds", 0), config.rounds)
+    different = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if not partition.same(partition.load_parts(run.verified("partition.npz")), setup.parts):
+        different.append("partition")
+    if different:
+        raise FldiagError(
+            f"{path} was trained with another config or other data ({', '.join(different[:5])})",
+            "give it the same, or choose another folder with --out",
+            usage=True,
         )
     if run.is_pruned:
         raise FldiagError(
@@ -239,8 +182,20 @@ def _open(path: Path, config: Config, federation: Federation, resume: bool) -> R
     if run.about["config"] != stored:
         run.about |= {"config": stored, "hash": config.hash}
         run.begin()
-    federation.restore(run)
     return run
+
+
+def _facts(config: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
+    """What two starts of a run have in common: keys of the config and facts of the data."""
+    facts = {name: about.get(name) for name in ("data", "initial", "base", "method_version")}
+    for section, value in config.items():
+        if section != "checkpoint":
+            facts |= (
+                {f"{section}.{k}": v for k, v in value.items()}
+                if isinstance(value, dict)
+                else {section: value}
+            )
+    return facts
 
 
 # Rounds
@@ -250,7 +205,9 @@ def _loop(config: Config, run: Run, federation: Federation, pool: Pool, emit: Li
     setup = federation.setup
     stored, holding = rounds_to_store(config, setup.model_bytes)
     rows: list[Row] = []
-    facts: dict[str, Any] = {"segment": _segment()}  # once for each start
+    # Once for each start: on another processor a resumed run differs in the last bits.
+    facts: dict[str, Any] = {"machine": machine(), "capability": capability(), "commit": commit()}
+    facts |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
     while run.status != "diverged" and federation.t < config.rounds:
         start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
         results = []
@@ -275,17 +232,6 @@ def _loop(config: Config, run: Run, federation: Federation, pool: Pool, emit: Li
         emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": seconds, **scores})
 
 
-def _segment() -> dict[str, Any]:
-    """On what the rounds from here on are trained. On another processor a resumed run differs in the last bits."""
-    return {
-        "commit": commit(),
-        "torch": torch.__version__,
-        "machine": machine(),
-        "capability": capability(),
-        "threads": torch.get_num_threads(),
-    }
-
-
 def _store(
     run: Run,
     federation: Federation,
@@ -295,12 +241,12 @@ def _store(
     **facts: Any,
 ) -> None:
     """Write the checkpoint and the state after a round, with these clients' weights, and then its line."""
-    setup, t, config = federation.setup, federation.t, run.about["config"]
+    setup, t = federation.setup, federation.t
     ids = sorted(i for result in results for i in result.ids)
     manifest = {
         "round": t,
-        "seed": config["seed"],
-        "config": config,
+        "seed": setup.config.seed,
+        "config": run.about["config"],
         "shape": list(setup.dataset.shape),
         "classes": setup.dataset.classes,
         "clients": ids,
@@ -323,10 +269,9 @@ def round_rows(
     t: int, scores: dict[str, float], round: Round, result: CohortResult, *, isolated: bool
 ) -> list[Row]:
     """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives (none when isolated)."""
-    size = round.w_g.numel() * round.w_g.element_size()
-    size += sum(b[0].numel() * b.element_size() for b in result.buffers.values())
-    up = size + sum(u[0].numel() * u.element_size() for u in round.uploads.values())
-    down = size + sum(s.numel() * s.element_size() for s in round.sent.values())
+    size = round.w_g.nbytes + sum(rows[0].nbytes for rows in result.buffers.values())
+    up = size + sum(rows[0].nbytes for rows in round.uploads.values())
+    down = size + sum(value.nbytes for value in round.sent.values())
     loss = {
         "scope": "global",
         "slice": "train",
@@ -356,50 +301,14 @@ def rounds_to_store(config: Config, model_bytes: int) -> tuple[set[int], set[int
     return stored, set() if clients == "none" else stored
 
 
-def disk_bytes(setup: Setup) -> int:
-    """What the weights of a run take on disk, without its tables: models, the clients' states, one for the server."""
-    config, size = setup.config, setup.model_bytes
-    stored, holding = rounds_to_store(config, size)
-    total, sampled = config.clients.total, config.clients.per_round
-    clients = 1 + (
-        total if config.checkpoint.clients == "all" else sampled
-    )  # and what they received
-    states = 1 + total * len(setup.method.client_init(setup.initial()))
-    return size * (len(stored) + len(holding) * clients + states)
-
-
-def _personalise(federation: Federation, executor: str | Executor, emit: Listener) -> list[Row]:
+def _personalise(federation: Federation, executor: str | Executor) -> list[Row]:
     """Rows of what the method does after the last round, if anything."""
     plan = federation.setup.method.personal
     if plan is None or federation.setup.dataset.regression:
         return []
     model = GlobalModel(federation.w, federation.buffers, federation.clients, federation.t)
-    with Workspace(
-        executor,
-        lambda done, total, text: emit({"event": "personalise", "done": done, "total": total}),
-    ):
+    with Workspace(executor):
         return measure(federation.setup, plan, model)
-
-
-def failure(run: Run) -> str | None:
-    """Why a run that ended failed, in a sentence: weights that are not finite, or a test loss far above that of guessing, ln C
-    for C classes, which is about where training starts. None when it did not."""
-    frame = run.metrics
-    last = int(frame["round"].max())
-    if run.status == "diverged":
-        return f"diverged: the global weights are no longer finite after round {last}"
-    test = frame.query("slice == 'test' and round == @last and scope == 'global'")
-    scores = test.set_index("metric")["value"]
-    if not {"loss", "accuracy"} <= {*scores.index}:  # regression, or no common model
-        return None
-    classes, loss = int(run.checkpoint().manifest["classes"]), float(scores["loss"])
-    guess = math.log(max(classes, 2))
-    limit = SOME if scores["accuracy"] <= CHANCE / classes else FAR
-    if loss <= limit * guess:
-        return None
-    return (
-        f"diverged: the test loss is {loss:.4g} after round {last}, and guessing gives {guess:.2f}"
-    )
 
 
 # What a worker does

@@ -41,7 +41,7 @@ def test_a_damaged_round_is_an_error_that_names_it_and_can_be_left_out(copy):
 
 
 @pytest.mark.slow
-def test_a_round_with_fewer_clients_and_one_of_another_architecture(copy):
+def test_a_round_with_fewer_clients(copy):
     def fewer(c):
         c["manifest"]["clients"] = c["manifest"]["clients"][:2]
         c["clients"] = c["clients"][:2]
@@ -49,9 +49,6 @@ def test_a_round_with_fewer_clients_and_one_of_another_architecture(copy):
     rewrite(copy, 2, fewer)
     frame = table(last(run("forgetting", copy)))
     assert frame[(frame["round"] == 2) & (frame.metric == "drop")].client.nunique() == 2
-    rewrite(copy, 3, lambda c: c.update(clients=c["clients"][:, :100]))
-    error = run("forgetting", copy, code=1).stderr
-    assert "round 3: client weights of shape [10, 100] do not fit the model" in error
 
 
 def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
@@ -69,13 +66,12 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
         "--out",
         tmp_path / "bare",
     )
-    for verb in ("forgetting", "drift"):
-        text = run(verb, tmp_path / "bare", code=1).stderr
-        assert (
-            "holds no round with client weights" in text
-            and "checkpoint.clients=sampled" in text
-            and "Traceback" not in text
-        )
+    text = run("drift", tmp_path / "bare", code=1).stderr
+    assert (
+        "holds no round with client weights" in text
+        and "checkpoint.clients=sampled" in text
+        and "Traceback" not in text
+    )
     assert not (tmp_path / "bare" / "diagnostics").exists()
 
 

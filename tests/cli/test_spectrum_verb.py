@@ -106,21 +106,14 @@ def test_eigenvectors_are_a_file_beside_the_table(own):
 @pytest.mark.parametrize("verb, more", [("spectrum", ["--k", 1]), ("landscape", [])])
 @pytest.mark.slow
 def test_frozen_parameters_are_said_to_count(own, verb, more):
-    assert "40 of 99 parameters are frozen" in own(verb, "frozen", *more).stderr
-    assert "parameters are frozen" not in own(verb, "net", *more).stderr
+    assert "40 frozen parameters count as weights" in own(verb, "frozen", *more).stderr
+    assert "frozen parameters" not in own(verb, "net", *more).stderr
     assert "count as constants" in own(verb, "frozen", "--trainable", *more).stderr
 
 
 @pytest.mark.slow
-def test_arbitrary_directions_are_said_to_be(own):
-    assert "an eigenvalue is zero within its error" in own("landscape", "flat").stderr
-    assert "zero within its error" not in own("landscape", "net").stderr
-
-
-@pytest.mark.slow
-def test_a_plane_through_nets_with_batch_norm_tells_whose_statistics_count(own):
+def test_each_point_of_a_plane_has_its_own_statistics(own):
     result = own("landscape", "normed", "--directions", "plane", count=3)
-    assert "the surface has the buffers of the first checkpoint everywhere" in result.stderr
     points = table(result).query("metric == 'point'")
     alone = [float(table(own("spectrum", "normed", "--k", 1, count=1)).value[0])]
     assert points.value.iloc[0] == pytest.approx(alone[0], rel=1e-6)
@@ -178,10 +171,7 @@ def test_tokens_masks_and_sums_from_the_command_line(tmp_path, monkeypatch):
     ):
         result = run("spectrum", "net.pt", "--model", "language:Net", "--k", "1", "--json", *more)
         assert json.loads(result.stdout)["rows"][0]["value"] == pytest.approx(value, rel=1e-5)
-        assert (
-            told in result.stdout + result.stderr
-            and "without '_orig_mod.'" in result.stdout + result.stderr
-        )
+        assert told in result.stdout + result.stderr
     assert (
         "no loss of its own"
         in run(

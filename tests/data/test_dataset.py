@@ -141,7 +141,6 @@ def test_a_personal_test_has_the_clients_own_mixture():
         ("client:3", {"partition": PARTS}, "has 3 clients"),
         ("client:2", {"partition": PARTS}, "is empty"),
         ("client:0", {"partition": [np.array([12])]}, "refers to example 12"),
-        ("train", {"samples": 0}, "samples = 0"),
     ],
 )
 def test_slices_that_do_not_exist(spec, options, words):

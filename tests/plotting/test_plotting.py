@@ -20,7 +20,7 @@ from matplotlib.text import Text
 
 from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.plotting import shapes, sheet, style, words
+from fldiag.plotting import shapes, style, words
 from fldiag.results.table import table
 
 #: Red, green or blue cones missing (Machado, Oliveira and Fernandes, 2009, severity 1), in linear light.
@@ -105,9 +105,9 @@ def test_the_style_leaves_no_trace_and_takes_none(tmp_path):
 
 @pytest.mark.slow
 def test_equal_figures_give_equal_bytes_in_every_process(tmp_path):
-    code = "import sys; sys.path.insert(0, sys.argv[2]); from test_plotting import *; style.save(simple(), sys.argv[1], style.METADATA)"
+    code = "import sys; sys.path.insert(0, sys.argv[2]); from test_plotting import *; style.save(simple(), sys.argv[1], style.FORMATS)"
     odd = {"PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1"}
-    mine = style.save(simple(), tmp_path / "mine", list(style.METADATA))
+    mine = style.save(simple(), tmp_path / "mine", list(style.FORMATS))
     command = [sys.executable, "-c", code, str(tmp_path / "other"), str(Path(__file__).parent)]
     environment = {**os.environ, **odd, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(command, check=True, env=environment)
@@ -121,14 +121,14 @@ def test_what_is_written(tmp_path):
     pdf, png = style.save(simple(), tmp_path / "deep" / "lr0.1", ("pdf", "png"))
     assert pdf.name == "lr0.1.pdf" and imread(png).shape[:2] == (450, 600)  # 300 dots an inch
     assert b"/FontType 42" in pdf.read_bytes() or b"/CIDFontType2" in pdf.read_bytes()
-    with sheet.use_sheet("single", "svg,pdf"):
+    with style.use_sheet("single", "svg,pdf"):
         assert style.wide() == style.ONE_COLUMN == style.panels(1, 2)[0].get_figwidth()
         assert [p.suffix for p in style.save(simple(), tmp_path / "x")] == [".svg", ".pdf"]
 
 
 @pytest.mark.parametrize("wrong", [{"width": "59"}, {"width": "wide"}, {"format": "png,gif"}])
 def test_what_is_no_sheet_is_refused(wrong):
-    with pytest.raises(FldiagError, match=next(iter(wrong))), sheet.use_sheet(**wrong):
+    with pytest.raises(FldiagError, match=next(iter(wrong))), style.use_sheet(**wrong):
         pass
 
 
@@ -203,7 +203,7 @@ def test_a_table_that_does_not_fit_is_one_sentence():
     for call, text in (
         (lambda: shapes.need(rows, ("x", "value"), "plane"), "plane lacks the columns x"),
         (lambda: shapes.need(rows[:0], ("value",), "plane"), "is empty"),
-        (lambda: shapes.select(rows, "trace", "plane"), "no rows of metric 'trace'"),
+        (lambda: shapes.select(rows, "trace", "plane"), "which shows trace, is empty"),
     ):
         with pytest.raises(FldiagError, match=text):
             call()
@@ -324,7 +324,7 @@ def square(place, side):
 @pytest.mark.parametrize("width", [None, "single"])
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_no_text_lies_on_another_on_a_mark_or_off_the_page(kind, width):
-    with sheet.use_sheet(width):
+    with style.use_sheet(width):
         fig = kinds.KINDS[kind]()
     with style.paper():
         found = words_of(fig)

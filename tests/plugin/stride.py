@@ -18,15 +18,18 @@ def draw(frame):
     return figure
 
 
-def client_rows(history, stored, client, scale):
-    """The numbers of one client in one round."""
-    name, examples = f"client:{client}/train", history.pool.train_slice(client)
-    problem = history.problem(stored.start, examples, name)
-    weights, _ = stored.client(stored.ids.index(client))
-    distance = float((weights - stored.received).norm())
-    slope = float(problem.gradient().norm())
-    row = {"metric": "stride", "moment": "trained", "slice": name, "n_examples": problem.n}
-    return [{**row, "value": scale * distance / slope if slope else None, "estimator": "exact"}]
+def round_rows(history, stored, scale):
+    """The numbers of one round."""
+    rows = []
+    for j, k in enumerate(stored.ids):
+        name, examples = f"client:{k}/train", history.pool.train_slice(k)
+        problem = history.problem(stored.start_of(j), examples, name)
+        slope = float(problem.gradient().norm())
+        value = scale * float(stored.moved[j].norm()) / slope if slope else None
+        row = {"metric": "stride", "scope": "client", "client": k, "value": value}
+        row |= {"moment": "trained", "slice": name, "n_examples": problem.n, "estimator": "exact"}
+        rows.append(row)
+    return rows
 
 
 @diagnostic("stride", on="run", draw=draw, example="RUN --scale 2")
@@ -38,6 +41,6 @@ def stride(
     Rows ``stride``: s ||w_k - w|| / ||grad L_k(w)||, with w the weights that client k received, w_k those
     that it trained, L_k the loss on its own training data and s the ``scale``.
     """
-    rows = history.map_clients(client_rows, every_round=True, scale=scale)
+    rows = history.map_rounds(round_rows, scale=scale)
     rows = [{**row, "masked": row["value"] is None} for row in rows]
     return table([*rows, *history.notes], **history.common)

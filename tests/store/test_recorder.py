@@ -512,7 +512,7 @@ def test_training_in_a_recorded_federation_with_inputs_of_several_tensors(tmp_pa
     module, data = Reader(), {"ids": ids, "mask": mask, "labels": Y}
     one_round(tmp_path / "run", module, data=data, test=data)
     keys = {"model.name": "mlp", "rounds": 1, "train.epochs": 1, "train.batch_size": 24}
-    config = of_run(tmp_path / "run", keys)
+    config = of_run(fldiag.load(tmp_path / "run"), keys)
     setup = Setup(config, module=module)
     run = fldiag.train(config, out=tmp_path / "trained", setup=setup)
     expected, lr = copy.deepcopy(module), config.train.lr

@@ -73,13 +73,7 @@ def test_the_mean_of_unequal_clients(kind, toy, tmp_path):
         torch.testing.assert_close(vector(stored.state), mean, rtol=1e-14, atol=1e-15)
 
 
-ROUNDED = pytest.mark.xfail(
-    strict=True,
-    reason="train.initial rounds weights of float64 to float32 in a run of precision fp64",
-)
-
-
-@pytest.mark.parametrize("kind", ["float32", pytest.param("float64", marks=ROUNDED)])
+@pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_training_starts_from_weights_of_a_file(kind, toy, tmp_path):
     rng = np.random.default_rng(1)
     state = {"classifier.weight": rng.normal(size=(3, 4)), "classifier.bias": rng.normal(size=3)}

@@ -5,7 +5,6 @@ import pytest
 import torch
 from helpers import PLAIN, classification, config, federation, final, play, quadratics, setup
 
-from fldiag.errors import FldiagError
 from fldiag.training.setup import Seeded
 
 
@@ -47,11 +46,6 @@ def test_weights_by_full_minibatches(stack):
     assert seen.steps.tolist() == [4, 2, 0]
     assert seen.p.tolist() == pytest.approx([2 / 3, 1 / 3, 0])
     torch.testing.assert_close(made.w, (2 * seen.rows[0] + seen.rows[1]) / 3)
-
-
-def test_leaving_out_every_minibatch_is_refused():
-    with pytest.raises(FldiagError, match="leaves out every minibatch"):
-        federation(config(drop_last=True, aggregate="batches", batch_size=32), classification())
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])

@@ -136,7 +136,7 @@ def test_every_result_about_weights_has_the_accuracy_beside_the_loss(name):
     frame = fldiag.diagnose(subject, name, tell=lambda text: None, **options)
     texts = [item.text for item in standing(frame)]
     assert texts and all("accuracy 100 %, a guess 33.3 %" in text for text in texts)
-    assert all("loss" in text and "as passed (float32)" in text for text in texts)
+    assert all("loss" in text and "as passed" in text for text in texts)
 
 
 def test_no_better_than_a_guess_is_a_warning_with_the_remedy():
@@ -176,6 +176,6 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "run").symlink_to(runs["fedavg"].path)
     paths = [tmp_path / folder / "run" for folder in ("a", "b")]
-    assert fldiag.diagnose(paths, "doctor")["run"].unique().tolist() == ["run (a)", "run (b)"]
+    assert fldiag.diagnose(paths, "doctor")["run"].unique().tolist() == ["run (1)", "run (2)"]
     names = fldiag.diagnose(paths, "doctor", names="x,y")["run"].unique().tolist()
     assert names == ["x", "y"]

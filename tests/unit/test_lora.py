@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from dataclasses import replace
 
 import helpers
 import numpy as np
@@ -256,13 +257,7 @@ def test_adapters_without_their_base_are_not_guessed(run, tmp_path):
         FldiagError, match=r"holds adapters, and the frozen weights beneath them .* are not here"
     ):
         fldiag.diagnose(other, "spectrum")
-    inside = type(other)(
-        run.path / "rounds" / "0003.safetensors",
-        other.state,
-        manifest,
-        other.received,
-        other.clients,
-    )
+    inside = replace(run.checkpoint(3), manifest=manifest)
     a, b = (
         fldiag.diagnose(c, "spectrum", k=1)["value"].iloc[-1] for c in (inside, run.checkpoint())
     )

@@ -275,7 +275,7 @@ class Models:
 def evaluate(run: Run, options: Mapping[str, Any], model: Any, data: Any) -> Models:
     """The run's models on its examples. Raises FldiagError where model or data are not known."""
     model, data = run.model if model is None else model, run.data if data is None else data
-    history = History.of(run, model=model, data=data, **options)
+    history = History(run, model=model, data=data, **options)
     _ = history.dataset
     right, loss, clients = {}, {}, {}
     few = spread(history.rounds, FEW)
@@ -286,7 +286,7 @@ def evaluate(run: Run, options: Mapping[str, Any], model: Any, data: Any) -> Mod
             continue  # ``finite`` says that it cannot be read
         weights = [(stored.aggregated, stored.buffers)]
         is_dealt = all(k < len(history.parts) for k in stored.ids)
-        if r in few and stored.complete and is_dealt:
+        if r in few and stored.ids and is_dealt:
             rows = range(len(stored.ids))
             weights += [*map(stored.start_of, rows), *map(stored.client, rows)]
         scores = history.evaluate(weights)
