@@ -48,12 +48,6 @@ def test_a_run_of_any_method_table_picture_and_provenance(trained):
     )  # the cache's answer is the same
 
 
-def test_what_voted_is_said():
-    run("train", "digits", *QUICK, "--set", "method.name=knnper", "--out", "voted")
-    said = run("personalise", "voted", "--epochs", 0, "--out", "o").stdout
-    assert "voted: the 5 nearest of at most 500 training examples" in said and "weight 0.5" in said
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
