@@ -88,7 +88,7 @@ def train(
     overrides |= {} if seed is None else {"seed": seed}
     is_run = os.path.isdir(source)
     config = (
-        configs.of_run(Run.open(source).allow(allow_code or []), overrides)
+        configs.of_run(Run.open(source).allow(allow_code), overrides)
         if is_run
         else configs.load(source, overrides)
     )
@@ -103,10 +103,11 @@ def train(
         run = training.train(config, out=path, resume=resume, on_event=show, **options)
     (scores,) = table([run], {}).to_dict("records")
     console.table([{"run": run.name, "rounds": run.done, "status": run.status, **scores}])
-    if run.status == "diverged":
+    has_diverged = run.status == "diverged"
+    if has_diverged:
         console.note("the weights are no longer finite; a smaller train.lr usually helps")
     console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
-    if run.status == "diverged":
+    if has_diverged:
         sys.exit(DIVERGED)
 
 
@@ -153,7 +154,7 @@ def sweep(
 
 
 def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The model's size and the disk that a training would take. Writes nothing, and imports no user code."""
+    """The model's size. Writes nothing, and imports no user code."""
     from fldiag import user_code
 
     if not user_code.names(config.model_dump()):

@@ -83,7 +83,7 @@ def test_own_data(own):
     result = run(
         "train", "digits", "--set", f"data.name={own}", "--set", "rounds=5", "--device", "cpu"
     )
-    assert "pixels / 255" in result.stderr and "finished" in result.stdout
+    assert "finished" in result.stdout
 
 
 def test_own_model_has_its_own_loss(here, own):

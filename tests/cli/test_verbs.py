@@ -15,8 +15,6 @@ from commands import commands, last, run
 
 import fldiag
 from fldiag.cli.console import Console
-from fldiag.errors import FldiagError
-from fldiag.plotting import style
 from fldiag.results import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -53,31 +51,6 @@ def test_help_answers_without_torch():
     groups = re.findall(r"╭─ (\w+) ─", done.stdout)
     assert groups == ["Options", "Start", "Weights", "Clients", "Compare", "Files", "Papers"]
     assert set(commands().list_commands(typer.Context(commands()))) == VERBS
-
-
-def verbs(group=commands(), before=""):
-    for name, command in group.commands.items():
-        yield from (
-            verbs(command, f"{before}{name} ") if hasattr(command, "commands") else [before + name]
-        )
-
-
-@pytest.mark.parametrize("verb", list(verbs()))
-def test_every_verb_has_help_with_an_example(verb):
-    text = run(*verb.split(), "--help").stdout
-    assert "Example: fldiag" in text and "--debug" in text and "--json" in text
-
-
-def test_the_demo_draws_for_the_journal(monkeypatch):
-    sheets = []
-
-    def train(config, **options):
-        sheets.append(style.sheet())
-        raise FldiagError("enough")
-
-    monkeypatch.setattr("fldiag.training.train.train", train)
-    run("demo", "--width", "single", "--format", "svg", code=1)
-    assert sheets == [style.Sheet(style.ONE_COLUMN, ("svg",))]
 
 
 def test_train_ends_with_the_checkpoint_and_resumes(trained):
