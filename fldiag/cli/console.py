@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -90,6 +91,9 @@ def errors(debug: bool) -> Iterator[None]:
             if not debug:
                 warnings.showwarning = lambda text, *place: _line("warning:", text)  # type: ignore[assignment]
             yield
+    except BrokenPipeError:  # fldiag list | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
         if debug or isinstance(error, (Abort, ClickException, Exit)):
             raise
