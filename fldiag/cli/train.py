@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from fldiag.cli.options import Device, Out, Seed, Set
 
 if TYPE_CHECKING:
     from fldiag.config import Config
+    from fldiag.registry import Progress
 
 #: Exit code of a training that diverged.
 DIVERGED = 3
@@ -35,7 +37,6 @@ def demo(
     from fldiag.diagnosis.diagnose import FALLBACK, diagnose
     from fldiag.execution import threads
     from fldiag.training.sweep import sweep, table
-    from fldiag.training.train import rounds_on_bar
 
     folder = out or FALLBACK / "demo"
     values: dict[str, list[Any]] = {
@@ -46,7 +47,7 @@ def demo(
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
         with console.progress("demo") as progress:
-            show = rounds_on_bar(progress)
+            show = _runs_on_bar(progress)
             runs = sweep("digits", values, out=folder, device=device, on_event=show)
         checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
         answer = diagnose("landscape", checkpoints, options, out=folder, **console.listeners)
@@ -133,7 +134,7 @@ def sweep(
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest, provenance
     from fldiag.training import sweep as sweeps
-    from fldiag.training.train import RUNS, rounds_on_bar
+    from fldiag.training.train import RUNS
 
     values = {key: [value] for key, value in map(parse_override, set_ or [])}
     keys = [text.partition("=") for text in over]
@@ -142,7 +143,7 @@ def sweep(
         for key, _, listing in keys
     }
     with console.progress("sweep") as progress:
-        show = rounds_on_bar(progress)
+        show = _runs_on_bar(progress)
         runs = sweeps.sweep(config, values, out=out, on_event=show, **options)
     if options["shard"]:
         return console.done(*(run.path for run in runs))
@@ -151,6 +152,10 @@ def sweep(
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
     about = {"source": config, "runs": names, **provenance()}
     console.done(*write_table(frame, path, about))
+
+
+def _runs_on_bar(progress: Progress) -> Callable[[dict[str, Any]], None]:
+    return lambda event: progress(event["done"], event["total"], Path(event["path"]).name)
 
 
 def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:

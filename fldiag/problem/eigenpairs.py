@@ -9,11 +9,14 @@ import numpy as np
 
 from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, lanczos
+from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results.table import Row
 
 #: The ratio reported is lambda_1 over this eigenvalue (or over the last one, when fewer are asked for).
 RATIO_INDEX = 5
+#: So many may be asked for of fewer weights; all that there are come.
+FEW = 10
 
 
 def eigenpairs(
@@ -28,7 +31,7 @@ def eigenpairs(
 
     Args:
         problem: whose curvature it is.
-        k: eigenpairs, or all that there are.
+        k: eigenpairs.
         matrix: hessian or ggn.
         names: only the block of these tensors; the vectors have one entry a weight of the block, in order.
         options: of ``lanczos``: which, tol, max_products, miss, strict, seed, progress.
@@ -37,9 +40,11 @@ def eigenpairs(
         The eigenpairs.
 
     Raises:
-        FldiagError: a fault that the probe finds, or a product that is not finite.
+        FldiagError: more eigenpairs than weights, a fault that the probe finds, or a product that is not finite.
     """
     operator = problem.hessian(matrix=matrix, names=names)
+    if k > max(operator.size, FEW):
+        raise FldiagError(f"k = {k}, and there are {operator.size} weights", usage=True)
     # vectors of each of the two sequences; below k + 8 a restart would never converge
     room = problem.memory // 4 // (8 * operator.size)
     return lanczos(

@@ -43,7 +43,7 @@ def sweep(
         shard: train and return only a part of the runs, ``"I/N"``; a call without it returns all.
         device: see ``train``.
         download: fetch a missing public data set.
-        on_event: gets a dict at the end of every run.
+        on_event: gets a dict at the end of every run: ``status``, ``path``, and ``done`` of ``total`` runs.
 
     Returns:
         The runs in the order of the combinations, the last key changing fastest. One that diverged is among them.
@@ -62,9 +62,11 @@ def sweep(
         for c in {c.data: c for c in plan}.values():
             Setup(c, download=True)
     with open_pool(executor, _train_one, device, name=lambda unit: unit[1].name) as pool:
-        for i, status in pool.completed(list(zip(plan, paths, strict=True))):
+        units = list(zip(plan, paths, strict=True))
+        for done, (i, status) in enumerate(pool.completed(units), 1):
             if on_event is not None:
-                on_event({"event": "end", "status": status, "path": str(paths[i])})
+                event = {"event": "end", "status": status, "path": str(paths[i])}
+                on_event({**event, "done": done, "total": len(plan)})
     return [Run.open(path) for path in paths]
 
 
