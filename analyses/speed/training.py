@@ -25,7 +25,7 @@ from training_peers import Careful, FedLab, Side, Textbook
 
 from fldiag import config, data
 from fldiag.data import Dataset
-from fldiag.results.provenance import has_bf16, machine
+from fldiag.results.provenance import machine
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 
@@ -107,6 +107,13 @@ def sides_of(setup: Callable[[], Setup]) -> dict[str, Callable[[], Side]]:
     if not FedLab.installed():
         del makers["FedLab"]
     return {name: lambda make=make: make(setup()) for name, make in makers.items()}
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies bf16 natively; where torch does not know, it is taken to."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    native = [capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")]
+    return capabilities.get("architecture") != "x86_64" or any(native)
 
 
 def of_digits(args: argparse.Namespace) -> None:
