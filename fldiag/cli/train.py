@@ -102,7 +102,7 @@ def train(
     with console.progress(config.method.name) as progress:
         show = training.rounds_on_bar(progress)
         run = training.train(config, out=path, resume=resume, on_event=show, **options)
-    (scores,) = table([run], {}).to_dict("records")
+    (scores,) = table([run], {}).drop(columns=["runs", "diverged"]).to_dict("records")
     console.table([{"run": run.name, "rounds": run.done, "status": run.status, **scores}])
     has_diverged = run.status == "diverged"
     if has_diverged:

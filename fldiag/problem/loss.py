@@ -146,6 +146,8 @@ def _entropy(
 ) -> Loss:
     def total(z: Tensor, y: Tensor) -> Tensor:
         w = None if weight is None else weight.to(z)
+        # the axis of the classes is 1, as torch has it, or the last, as language models do
+        z = z if z.ndim < 3 or z[:, 0].shape == y.shape else z.movedim(-1, 1)
         return function(z, y, weight=w, ignore_index=ignore_index, reduction="sum", **options)
 
     def counted(y: Tensor) -> Tensor:

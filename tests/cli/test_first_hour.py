@@ -34,14 +34,14 @@ def trained(folder):
 
 
 def test_what_is_there():
-    assert "fedsol" in run("list").stdout and "Source" in run("explain", "fedsol").stdout
+    assert "fedsol" in run("list").stdout and "source" in run("explain", "fedsol").stdout
 
 
 def test_the_demo(here):
     with threads(2):
         result = run("demo", "--out", "shown")
     assert last(result).suffix == ".png" and (here / last(result)).is_file()
-    assert "fedsol" in result.stdout and "λ1/λ5" in result.stdout
+    assert "fedsol" in result.stdout and "λ₁/λ₅" in result.stdout
     taken = [
         json.loads(file.read_text())["provenance"]["threads"]
         for file in (here / "shown").glob("*/run.json")

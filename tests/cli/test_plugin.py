@@ -214,7 +214,7 @@ def test_of_a_run_and_by_name(place, told):
     ):  # of several runs, which are put on no device
         (row,) = json.loads(told(*verb, "run", "--json"))["rows"]
         assert row["metric"] == "tallest" and row["value"] > 0
-    assert "scale = -1" in told("stride", "run", "--scale", "-1", code=2)
+    assert "scale = '-1'" in told("stride", "run", "--scale", "-1", code=2)
 
 
 @pytest.mark.slow
