@@ -173,6 +173,7 @@ GONE = [
     "drift update_snr",
     "fairness auc",
     "fairness bin_*",  # the reliability diagram; the calibration error stays
+    "drift cka",  # is another number for chains with batch-norm or adapters: of what the head sees, not of the outputs
     "fairness f1",
     "flatness flatness_distance",
     "flatness gradient_score",
