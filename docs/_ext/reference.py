@@ -219,7 +219,7 @@ def _options(options: list[dict[str, Any]]) -> str:
             f"`{o['option']}`",
             f"`{o['values']}`".replace("|", "\\|"),
             "required" if o["required"] else f"`{o['default']}`",
-            escaped(o["help"]),
+            escaped(o["what it is"]),
         )
         for o in options
     ]
