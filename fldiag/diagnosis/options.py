@@ -86,8 +86,7 @@ class ProblemOptions(OpenedOptions):
     )
     key: str | None = Field(
         None,
-        description="Set of weights to use of a file that holds several, such as model_ema (default: "
-        "the plain one).",
+        description="Set of weights to use of a file that holds several, such as model_ema.",
     )
     loss: Any = Field(
         None,

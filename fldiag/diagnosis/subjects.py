@@ -48,7 +48,7 @@ def load(
         path: a run folder, its run.json, a checkpoint file, or what ``save_pretrained`` wrote (config.json and safetensors).
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
         data: what ``Problem`` takes, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
-        key: which set of weights to read of a file that holds several (``model``, ``model_ema``); by default the plain one.
+        key: which set of weights to read of a file that holds several (``model``, ``model_ema``).
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only the file names it.
         trust_file: a ``.pt`` file, or those of the run, are your own. Torch before 2.10 cannot read those of strangers safely,
             so that they are refused there without this; the consent holds until the process ends.

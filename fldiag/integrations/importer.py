@@ -11,6 +11,7 @@ from torch import nn
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.integrations.recorder import Recorder, mean
+from fldiag.runs import given
 from fldiag.runs.checkpoint import State
 from fldiag.runs.run import Run, open_checkpoint
 
@@ -66,7 +67,10 @@ def convert(
             "say it: --pattern 'round_{round}/client_{client}.pt', --global-pattern 'round_{round}.pt'",
             usage=True,
         )
-    with Recorder(out, model, data, partition, method=method, seed=seed) as recorder:
+    parts = {} if partition is None else given.partition_of(partition, data, None)
+    lacking = {int(k or 0) for _, k in files} - parts.keys() if parts else set()
+    clients = None if lacking else partition
+    with Recorder(out, model, data, clients, method=method, seed=seed) as recorder:
 
         def read(path: Path) -> State:
             return recorder.state(open_checkpoint(path, key).state, str(path))
@@ -88,7 +92,13 @@ def convert(
                 recorder.received = None
             recorder.round(aggregated=state, clients=states)
             workspace().show(number, len(rounds), f"round {number}")
-        return recorder.run
+    if lacking:
+        raise FldiagError(
+            f"{out} is made without the partition, which lacks client {min(lacking)}",
+            "number the partition's clients as the files do, and convert into another folder",
+            usage=True,
+        )
+    return recorder.run
 
 
 def find(folder: Path, pattern: str) -> Files:

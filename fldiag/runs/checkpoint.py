@@ -37,11 +37,6 @@ from fldiag.results import files
 from fldiag.user_code import consent
 
 State = dict[str, Tensor]
-#: Names under which training programs keep the model's weights beside epoch, optimiser and the like.
-CONTAINERS = {
-    *("state_dict", "model_state_dict", "model", "net", "network", "module"),
-    *("weights", "params", "parameters"),
-}
 #: Weights as transformers names them, the safest first.
 PRETRAINED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 #: What a file may claim to hold: so many times its own size, and so many bytes more.
@@ -290,12 +285,11 @@ def _pt(path: Path) -> Any:
 
 
 def _weights(path: Path, content: dict[str, Any], key: str | None) -> State:
-    """The file's own tensors, or of the sets in it the one that ``key`` names, or else the plain one."""
+    """The file's own tensors, or the set in it, which ``key`` names where there are several."""
     if key is None and _is_state(content):
         return content
     sets = {str(name): dict(value) for name, value in content.items() if _is_state(value)}
-    names = [n for n in sets if n in CONTAINERS] or list(sets)
-    names = names if key is None else [n for n in sets if n == key]
+    names = [n for n in sets if key in (None, n)]
     if len(names) != 1:
         raise FldiagError(
             f"{path} holds {'several sets' if names else 'no set'} of weights {key or ''}".strip(),

@@ -108,9 +108,9 @@ def test_global_models_alone(tmp_path):
     assert torch.equal(run.checkpoint(0).state["bias"], net(100).bias)
 
 
-def test_a_partition_that_lacks_a_client_is_refused(tmp_path):
+def test_a_partition_that_lacks_a_client_is_named_and_the_weights_are_kept(tmp_path):
     files = folder(tmp_path / "files")
-    with pytest.raises(fldiag.FldiagError, match="client 2 is not in the partition"):
+    with pytest.raises(fldiag.FldiagError, match="lacks client 2"):
         fldiag.convert(
             files,
             tmp_path / "run",
@@ -119,6 +119,8 @@ def test_a_partition_that_lacks_a_client_is_refused(tmp_path):
             data=(X, Y),
             partition=[range(4), range(4, 12)],
         )
+    run = fldiag.load(tmp_path / "run")
+    assert run.done == 2 and "partition.npz" not in run.files
 
 
 def spoil(files):
