@@ -28,9 +28,14 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
     from rich.markup import escape
     from rich.progress import MofNCompleteColumn, Progress
 
-    columns = *Progress.get_default_columns(), MofNCompleteColumn()
-    console, period = Console(stderr=True), math.inf  # parts may take minutes each
-    with Progress(*columns, console=console, transient=True, speed_estimate_period=period) as bar:
+    columns, console = (*Progress.get_default_columns(), MofNCompleteColumn()), Console(stderr=True)
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not (console.is_terminal or console.is_jupyter),
+        speed_estimate_period=math.inf,  # parts may take minutes each
+    ) as bar:
         task = bar.add_task(escape(printable(title)), total=None)
 
         def show(done: int, total: int, text: str) -> None:

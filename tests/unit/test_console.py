@@ -3,6 +3,7 @@
 import io
 
 from fldiag.cli.console import Console
+from fldiag.results.progress import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -35,3 +36,9 @@ def test_what_was_finished_before_does_not_count(monkeypatch):
 def test_a_stage_with_another_total_is_timed_anew(monkeypatch):
     shown = last_shown((0, 3), (3, 3), (0, 10), (1, 10), monkeypatch=monkeypatch)
     assert "1/10" in shown and "0:13:30" in shown
+
+
+def test_no_bar_elsewhere_than_on_a_terminal(capfd):
+    with progress_bar("training") as show:
+        show(1, 2, "round 1")
+    assert capfd.readouterr() == ("", "")
