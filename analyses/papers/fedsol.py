@@ -57,10 +57,8 @@ def fig2(scale: Scale, seed: int) -> Rows:
 
 
 def bubbles(table: pd.DataFrame) -> Figure:
-    from fldiag.diagnostics import partition  # imports torch, without which studies are listed
-
     data = words.data(table["trained_on"].iloc[0])
-    return partition.draw(table.assign(run=data + ", " + table["label"]))
+    return fldiag.draw(table.assign(run=data + ", " + table["label"]), name="partition")
 
 
 # ---- what local training does

@@ -161,7 +161,7 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     from fldiag.compare import wording
     from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.files import write_table
-    from fldiag.results.provenance import digest, provenance
+    from fldiag.results.provenance import digest
 
     about = {**table.attrs, **sides}
     console.say("A: {}   B: {}".format(*about["labels"]))
@@ -174,4 +174,4 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     console.result |= {**about, "rows": plain.to_dict("records")}
     kind = "check" if "condition" in table else "diff"
     path = prepare(out or FALLBACK) / f"{kind}-{digest(*sides.values(), rows)[:8]}"
-    return write_table(table, path, {**provenance(), **about})
+    return write_table(table, path, about)

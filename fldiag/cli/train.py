@@ -132,7 +132,7 @@ def sweep(
     """
     from fldiag.config import parse_override
     from fldiag.results.files import write_table
-    from fldiag.results.provenance import digest, provenance
+    from fldiag.results.provenance import digest
     from fldiag.training import sweep as sweeps
     from fldiag.training.train import RUNS
 
@@ -150,7 +150,7 @@ def sweep(
     frame, names = sweeps.table(runs, values), [run.name for run in runs]
     console.table(frame.to_dict("records"))
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
-    about = {"source": config, "runs": names, **provenance()}
+    about = {"source": config, "runs": names}
     console.done(*write_table(frame, path, about))
 
 

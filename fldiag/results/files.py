@@ -219,7 +219,7 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
     Args:
         frame: The table.
         path: The path without ending.
-        about: The provenance: versions, checkpoints, options.
+        about: What it was made from: checkpoints, options; versions and commit are added.
 
     Returns:
         The two files: json, csv.
@@ -227,9 +227,11 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
     Raises:
         FldiagError: The folder or the disk refuses.
     """
+    from fldiag.results.provenance import provenance  # torch, which texts alone do not need
+
     content = csv_text(frame).encode()
     csv = write_bytes(beside(path, ".csv"), content)
-    about = {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
+    about = {**provenance(), **about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
     return [write_text(beside(path, ".json"), json.dumps(with_digest(about), indent=1) + "\n"), csv]
 
 
