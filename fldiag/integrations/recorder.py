@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fldiag import data as datasets
 from fldiag import models
-from fldiag.data import Dataset, packed, partition
+from fldiag.data import Dataset, given, packed, partition
 from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
@@ -25,7 +25,7 @@ from fldiag.problem.loss import is_probabilities
 from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs import base, given
+from fldiag.runs import base
 from fldiag.runs.checkpoint import State
 from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock

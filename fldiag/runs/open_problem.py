@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
+from fldiag.data.given import dataset_of
 from fldiag.data.packed import Packed
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
@@ -23,7 +24,6 @@ from fldiag.problem.problem import Problem
 from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.runs import base
 from fldiag.runs.checkpoint import Checkpoint
-from fldiag.runs.given import dataset_of
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
 
