@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fldiag import names, registry, user_code
+from fldiag import registry, user_code
 from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
@@ -222,4 +222,4 @@ def catalogue(kind: str) -> dict[str, str]:
     >>> "fedsol" in fldiag.catalogue("methods")
     True
     """
-    return names.of(kind)
+    return registry.catalogue(kind)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BaseModel, Field, model_validator
 
-from fldiag import minilm, names, registry, user_code
+from fldiag import minilm, registry, user_code
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     LARGEST,
@@ -283,7 +283,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _read(source: str | Path) -> dict[str, Any]:
     """A TOML file or, of that name, a preset."""
-    texts, is_file = names.preset_texts(), os.path.isfile(source)
+    texts, is_file = registry.preset_texts(), os.path.isfile(source)
     if not is_file and source not in texts:
         raise unknown("preset", str(source), texts)
     try:

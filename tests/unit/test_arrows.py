@@ -18,7 +18,6 @@ GROUND = {
     "device",
     "config",
     "sections",
-    "names",
     "seeding",
     "params",
     "registry",
@@ -36,7 +35,7 @@ MIDDLE = GROUND | {
     "plotting",
     "diagnosis",
 }
-TOP = MIDDLE | {"api", "method", "training", "diagnostics", "names"}
+TOP = MIDDLE | {"api", "method", "training", "diagnostics"}
 #: Package -> what it may import of fldiag besides itself. "": the public face.
 MAY = {
     "errors": set(),
@@ -47,11 +46,10 @@ MAY = {
     "minilm": {"errors"},
     "choices": set(),
     "losses": {"errors", "seeding", "params", "choices"},
-    "registry": {"errors", "results"},
+    "registry": {"errors", "results", "user_code"},
     "execution": {"errors", "version", "device", "user_code"},
     "config": {
         "errors",
-        "names",
         "minilm",
         "registry",
         "sections",
@@ -86,12 +84,11 @@ MAY = {
         "plotting",
     },
     "diagnostics/personalise": MIDDLE | {"method", "training", "diagnostics"},
-    "diagnosis": GROUND | {"names", "data", "models", "results", "problem", "runs", "plotting"},
+    "diagnosis": GROUND | {"data", "models", "results", "problem", "runs", "plotting"},
     "compare": MIDDLE | {"diagnostics"},
     "presets": set(),
-    "names": {"errors", "registry"},
-    "api": MIDDLE | {"names", "training", "compare"},
-    "report": MIDDLE | {"api", "names"},
+    "api": MIDDLE | {"training", "compare"},
+    "report": MIDDLE | {"api"},
     "integrations": MIDDLE | {"api", "training"},
     "cli": TOP | {"compare", "report", "integrations"},
     "": {
