@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,11 +88,10 @@ def diagnose(
         bar=lambda title: notebook_bar(title, progress),
         tell=tell or (lambda text: None),
     )
-    for text in (item.text for item in standing(answer.table) if isinstance(item, Note)):
-        if tell:
-            tell(text)
-        else:
-            warnings.warn(text, stacklevel=2)
+    say = tell or partial(warnings.warn, stacklevel=2)
+    for item in standing(answer.table):
+        if isinstance(item, Note):
+            say(item.text)
     return answer.table
 
 
@@ -191,13 +191,12 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
         )
     if "diagnostic" in table.columns and of != "diff":
         table = table[table["diagnostic"] == of].drop(columns="diagnostic")
-    drawings: Mapping[str, registry.Draw] = (
-        {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
+    paint: registry.Function | None = (
+        picture.draw if of == "diff" else registry.diagnostic.get(of).drawings.get("")
     )
-    figure: Figure | None = None
     try:
         with style.use_sheet(width):
-            figure = drawings[""](table) if "" in drawings else None
+            figure: Figure | None = paint and paint(table)
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         what = f"this table has not what the picture of {of!r} shows ({error!r})"
         raise FldiagError(what, usage=True) from error

@@ -36,6 +36,7 @@ KINDS = {
     "datasets": "data",
     "diagnostics": "diagnostics",
 }
+Function = Callable[..., Any]
 #: What is told of long work: done, total, what.
 Progress = Callable[[int, int, str], None]
 #: What a method may be unable to train without: unlabelled public inputs, or a model that shows its stages.
@@ -57,7 +58,7 @@ class Entry:
 
     kind: str
     name: str
-    build: Callable[..., Any]
+    build: Function
     arguments: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -121,7 +122,6 @@ def explain(error: pydantic.ValidationError, subject: str, keys: Iterable[str]) 
 
 
 On = Literal["problem", "checkpoints", "run", "clients", "runs"]
-Draw = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,15 +145,15 @@ class Diagnostic(Entry):
 
     on: On = "problem"
     joint: Callable[[Mapping[str, Any]], bool] = lambda options: False
-    draw: Draw | Mapping[str, Draw] | None = None
-    summary: Callable[..., Any] | None = None
+    draw: Function | Mapping[str, Function] | None = None
+    summary: Function | None = None
     numbers: tuple[Any, ...] = ()
     alarms: Callable[[Any], Sequence[str]] | None = None
     fails: Callable[[Any], bool] | None = None
     example: str = ""
 
     @property
-    def drawings(self) -> dict[str, Draw]:
+    def drawings(self) -> dict[str, Function]:
         """Drawing functions by the ending of their files' names; the main picture's is empty."""
         if self.draw is None:
             return {}
@@ -189,9 +189,7 @@ class Registry(Generic[E]):
         self.kind, self._entry, self.arguments = kind, entry, arguments
         self.entries: dict[str, E] = {}  # what is imported so far
 
-    def __call__(
-        self, name: str, **meta: Any
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def __call__(self, name: str, **meta: Any) -> Callable[[Function], Function]:
         """Decorator: register the decorated function.
 
         Args:
@@ -199,7 +197,7 @@ class Registry(Generic[E]):
             **meta: what the entry says besides: of a diagnostic the fields of ``Diagnostic``.
         """
 
-        def register(build: Callable[..., Any]) -> Callable[..., Any]:
+        def register(build: Function) -> Function:
             self.entries[name] = self._entry(self.kind, name, build, self.arguments, **meta)
             return build
 
@@ -237,9 +235,7 @@ class Registry(Generic[E]):
         return is_own or name in self._points()
 
 
-def _plain(
-    kind: str, name: str, build: Callable[..., Any], arguments: tuple[str, ...], **meta: Any
-) -> Entry:
+def _plain(kind: str, name: str, build: Function, arguments: tuple[str, ...], **meta: Any) -> Entry:
     return Entry(kind, name, build, arguments, meta)
 
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fldiag import __version__
 from fldiag.cli import derived
 from fldiag.cli.console import errors
 from fldiag.cli.options import signed
 from fldiag.errors import FldiagError, unknown
 from fldiag.registry import built_in, entry_points
-from fldiag.version import version as installed_version
 
 
 class Verbs(TyperGroup):
@@ -65,7 +65,7 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        print(installed_version())
+        print(__version__)
         raise typer.Exit
 
 

@@ -88,7 +88,9 @@ def train(
     overrides |= {} if seed is None else {"seed": seed}
     is_run = os.path.isdir(source)
     config = (
-        configs.of_run(Run.open(source), overrides) if is_run else configs.load(source, overrides)
+        configs.of_run(Run.open(source), overrides)
+        if is_run
+        else configs.Config.load(source, **overrides)
     )
     if is_run or dry_run:
         console.result["config"] = config.model_dump(mode="json")

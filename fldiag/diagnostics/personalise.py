@@ -11,7 +11,6 @@ import pandas as pd
 from pydantic import BeforeValidator, Field
 
 from fldiag import user_code
-from fldiag.choices import Data, Device, Download, Model, Root
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs
 from fldiag.registry import diagnostic
@@ -19,6 +18,7 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
+from fldiag.sections import Data, Device, Download, Model, Root
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from fldiag import minilm
+from fldiag.models import minilm
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
