@@ -172,7 +172,7 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        extras = (self.side, self.words and self.words.spec, self.packed and self.packed.text())
+        extras = (self.side, self.words and self.words.spec, self.packed and self.packed.text)
         description = (self.classes, self.mean, self.std, self.repeat, *filter(None, extras))
         digest = hashlib.sha256(repr(description).encode())
         for x in (getattr(self, name) for name in ARRAYS):

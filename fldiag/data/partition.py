@@ -45,7 +45,7 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
         labels: Integer class labels [n] (array or tensor).
         clients: How many.
         seed: Of the partition.
-        options: Those of the kind; one that is None counts as not given.
+        options: Those of the kind.
 
     Returns:
         ``clients`` sorted int64 index arrays, none of them empty.
@@ -63,13 +63,12 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
             "use partition.kind = iid",
             usage=True,
         )
-    least = max(1, options.get("min_size") or 1)
+    least = max(1, options.get("min_size", 1))
     if clients * least > len(labels):
         raise _too_many(
             f"{clients} clients cannot share {len(labels)} examples, at least {least} each (min_size)"
         )
     rng = seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}")
-    options = {key: value for key, value in options.items() if value is not None}
     parts = _KINDS[kind](labels, clients, rng, **options)
     if empty := sum(len(part) == 0 for part in parts):
         raise _too_many(f"partition {kind!r} leaves {empty} of {clients} clients without examples")
