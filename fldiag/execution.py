@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -32,9 +32,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from fldiag import __version__, user_code
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError, first_line
-from fldiag.version import version
 
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
@@ -105,8 +105,10 @@ class Work:
     function: Callable[[Any, Any], Any]
     shared: Any
     threads: int
+    allowed: Set[str]
 
     def perform(self, unit: Any) -> Any:
+        user_code.ALLOWED.update(self.allowed)
         with full_precision(), threads(self.threads):
             return self.function(self.shared, unit)
 
@@ -144,7 +146,7 @@ def _end_with_parent() -> None:
 
 
 def _versions() -> tuple[str, str]:
-    return version(), torch.__version__
+    return __version__, torch.__version__
 
 
 # -- pools
@@ -241,7 +243,8 @@ def open_pool(
     import joblib  # a sixth of a second, which a table from the store does not need
 
     kind, _, suffix = str(check_executor(executor)).partition(":")
-    pool = Pool(Work(function, shared, threads or torch.get_num_threads()), name)
+    allowed = frozenset(user_code.ALLOWED)
+    pool = Pool(Work(function, shared, threads or torch.get_num_threads(), allowed), name)
     workers = max(1, joblib.cpu_count() // pool.work.threads)
     with _safe_start():
         if not isinstance(executor, str):

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fldiag import names
+from fldiag import __version__
 from fldiag.cli import derived
 from fldiag.cli.console import errors
 from fldiag.cli.options import signed
 from fldiag.errors import FldiagError, unknown
-from fldiag.registry import entry_points
-from fldiag.version import version as installed_version
+from fldiag.registry import built_in, entry_points
 
 
 class Verbs(TyperGroup):
@@ -25,14 +24,14 @@ class Verbs(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         others = [*entry_points("fldiag.verbs"), *entry_points("fldiag.diagnostics")]
-        verbs = [*self.commands, *names.built_in("diagnostics"), *others]
+        verbs = [*self.commands, *built_in("diagnostics"), *others]
         return list(dict.fromkeys(verbs))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """What the list shows; of a diagnostic, and of what cannot be imported, no more than that."""
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        if item := names.built_in("diagnostics").get(cmd_name):
+        if item := built_in("diagnostics").get(cmd_name):
             group = "Weights" if item.on in ("problem", "checkpoints") else "Clients"
             return TyperCommand(cmd_name, help=item.summary, rich_help_panel=group)
         if cmd_name in entry_points("fldiag.verbs"):
@@ -66,7 +65,7 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        print(installed_version())
+        print(__version__)
         raise typer.Exit
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag import names
+from fldiag import registry, user_code
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
 from fldiag.errors import unknown
@@ -28,8 +28,8 @@ def list_(
 
     Example: fldiag list methods
     """
-    for kind in [what] if what else names.kinds():
-        console.table([{"name": n, kind: line} for n, line in names.of(kind).items()])
+    for kind in [what] if what else registry.kinds():
+        console.table([{"name": n, kind: line} for n, line in registry.catalogue(kind).items()])
     console.done()
 
 
@@ -47,14 +47,13 @@ def explain(
 
     Example: fldiag explain fedsol
     """
-    from fldiag import registry
     from fldiag.config import settings
-    from fldiag.method import own_entry
 
+    user_code.allow(name)
     fields = settings()
-    kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
-    entries = (kind.get(name) for kind in kinds if name in kind)
-    if entry := own_entry(name, {name}) if ":" in name else next(entries, None):
+    kinds = [getattr(registry, kind[:-1]) for kind in registry.KINDS]
+    entries = (kind.get(name) for kind in kinds if name in kind or user_code.is_code(name))
+    if entry := next(entries, None):
         meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
         console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
         console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")

@@ -15,7 +15,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.choices import Proximal
 from fldiag.diagnostics.geometry import load, seen_by_head
 from fldiag.execution import workspace
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
@@ -31,6 +30,7 @@ from fldiag.runs import proximal
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 from fldiag.runs.proximal import Losses
+from fldiag.sections import Proximal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,6 @@ import pandas as pd
 from pydantic import Field
 from scipy import sparse, special
 
-from fldiag.choices import BINS, FEWEST, ClientSlice, EveryRound
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -28,6 +27,7 @@ from fldiag.results.statistics import gini, share, worst_decile
 from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

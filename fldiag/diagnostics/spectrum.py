@@ -20,7 +20,6 @@ from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor
 
-from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -35,6 +34,7 @@ from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, Vectors, table
+from fldiag.sections import Matrix, Which
 from fldiag.seeding import seed_for, torch_rng
 
 #: Lanczos steps from each of so many random vectors, and values at which the density is given.

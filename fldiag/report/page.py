@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag import registry
+from fldiag import __version__, registry
 from fldiag.diagnosis.diagnose import Answer
 from fldiag.plotting import style, words
 from fldiag.plotting.pages import Chart, Section, Table, literal, picture, render
@@ -21,7 +21,6 @@ from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import only
 from fldiag.results.statistics import wilson
 from fldiag.results.summary import Small, cell, number, percent, plus_minus
-from fldiag.version import version
 
 LEAD = (
     "The global model after each round, on test examples where a run has them. Bars: standard "
@@ -37,7 +36,7 @@ def page(runs: Sequence[RunTables], title: str = "") -> str:
         if members:
             sections.append(measured(entry, members))
     title = title or f"Federated runs: {', '.join(dict.fromkeys(run.method for run in runs))}"
-    lead = f"Made with fldiag {version()}. This file holds all that it shows and fetches nothing."
+    lead = f"Made with fldiag {__version__}. This file holds all that it shows and fetches nothing."
     return render(title, lead, sections)
 
 

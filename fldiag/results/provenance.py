@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fldiag import __version__
 from fldiag.errors import FldiagError
-from fldiag.version import version
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def provenance(
     place = torch.device(device) if device is not None else torch.device("cpu")
     device_name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     return {
-        "fldiag": version(),
+        "fldiag": __version__,
         "commit": commit(),
         "torch": torch.__version__,
         "capability": capability(),

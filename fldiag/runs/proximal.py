@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.choices import Proximal
 from fldiag.models.network import Network
 from fldiag.params import Layout, norm
 from fldiag.runs.pool import ExamplePool, Weights
+from fldiag.sections import Proximal
 
 #: Examples in one pass of a gradient over many.
 CHUNK = 512
