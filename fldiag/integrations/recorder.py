@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import data as datasets
-from fldiag import models
+from fldiag import models, user_code
 from fldiag.data import Dataset, given, packed, partition
 from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
@@ -91,9 +91,10 @@ class Recorder:
         self.parts: given.Parts | None = None
         if data is None and given.are_examples(clients):
             data, self.parts = given.examples_of(clients)
+        user_code.allow(data, model)
         dataset: Dataset | None = None
         if isinstance(data, str):
-            dataset = datasets.load(data, allow_code={data})
+            dataset = datasets.load(data)
         elif data is not None:
             dataset = given.dataset_of(data, test)
         self.dataset = dataset
@@ -112,7 +113,7 @@ class Recorder:
 
         names = {"model": model, "data": data}
         if isinstance(model, str):
-            model = models.build(model, shape or None, classes, allow_code={model})
+            model = models.build(model, shape or None, classes)
         self.module = unwrap_model(model)
         if trainable:
             self.module = copy.deepcopy(self.module)

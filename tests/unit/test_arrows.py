@@ -48,7 +48,7 @@ MAY = {
     "choices": set(),
     "losses": {"errors", "seeding", "params", "choices"},
     "registry": {"errors", "results"},
-    "execution": {"errors", "version", "device"},
+    "execution": {"errors", "version", "device", "user_code"},
     "config": {
         "errors",
         "names",
