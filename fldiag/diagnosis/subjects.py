@@ -22,7 +22,7 @@ from fldiag.diagnosis.options import (
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
-from fldiag.runs.checkpoint import Checkpoint, is_pretrained, trust_files
+from fldiag.runs.checkpoint import Checkpoint, trust_files, weights_file
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run, open_checkpoint, select_rounds
@@ -69,7 +69,7 @@ def load(
     if trust_file:
         trust_files()
     path = path.parent if path.name == "run.json" else path
-    if os.path.isdir(path) and not is_pretrained(path):
+    if os.path.isdir(weights_file(path)):
         return with_overrides(Run.open(path), model, data, key)
     return replace(open_checkpoint(path, key), model=model, data=data)
 

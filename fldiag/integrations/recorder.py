@@ -26,7 +26,7 @@ from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
 from fldiag.runs import base
-from fldiag.runs.checkpoint import State
+from fldiag.runs.checkpoint import State, plain
 from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
 from fldiag.training.evaluate import score_rows, scores_of
@@ -333,7 +333,7 @@ class Recorder:
                 weights = own | self.layout.views(torch.as_tensor(weights))
             elif not isinstance(weights, Mapping):
                 weights = dict(zip(own, weights, strict=True))
-            tensors = {str(name): _plain(value) for name, value in weights.items()}
+            tensors = {str(name): plain(value) for name, value in weights.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise FldiagError(
                 f"{label} is not {self.layout.size:,} parameters in {len(own)} tensors: {first_line(error)}",
@@ -418,14 +418,6 @@ class Recorder:
         if self._owner is not None and self._owner[0] == os.getpid():  # not of a forked copy
             self._owner = None
             self._stack.close()
-
-
-def _plain(value: Any) -> Tensor:
-    """As a dense tensor of real numbers. Raises TypeError or RuntimeError for anything else."""
-    t = torch.as_tensor(value).detach()
-    if t.layout != torch.strided or t.is_meta or t.is_complex():
-        raise TypeError(f"it holds a {t.layout} tensor of {t.dtype} on {t.device}")
-    return t
 
 
 def _rows(metrics: Mapping[str, float] | None, **about: Any) -> list[Row]:

@@ -192,21 +192,32 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, DIGEST: json_digest(plain)}
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any]:
     """What a json file says, without its digest, which is verified.
 
     Raises:
-        FldiagError: The digest is not that of the content, or is not there.
+        FldiagError: It is no json, or its digest is not that of the content, or is not there.
         OSError: The file cannot be read.
-        ValueError: It is no json.
     """
-    content = json.loads(path.read_text("utf-8"))
-    if not isinstance(content, dict) or content.get(DIGEST) != with_digest(content)[DIGEST]:
-        raise FldiagError(
-            f"{path} is not the file that fldiag wrote: its digest does not fit its content",
-            "restore it from a copy, or make it again",
-        )
-    return {k: v for k, v in content.items() if k != DIGEST}
+    return intact(path.read_bytes(), path)
+
+
+def intact(text: bytes, source: object) -> dict[str, Any]:
+    """The same of a json text in memory; ``source`` is what an error calls it.
+
+    >>> intact(json.dumps(with_digest({"a": 1})).encode(), "a line")
+    {'a': 1}
+    """
+    try:
+        content: dict[str, Any] = json.loads(text)
+        if content.pop(DIGEST) == json_digest(content):
+            return content
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise FldiagError(
+        f"{source} is not what fldiag wrote: its digest does not fit its content",
+        "restore it from a copy, or make it again",
+    )
 
 
 def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path]:

@@ -5,28 +5,32 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fldiag.errors import FldiagError
 from fldiag.models import lora
 from fldiag.results.provenance import digest
-from fldiag.runs.checkpoint import Checkpoint, pack, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, read_tensors
 from fldiag.runs.run import Run
 
 FILE = "base.safetensors"
 
 
+def frozen(module: nn.Module) -> dict[str, Tensor]:
+    """The frozen weights, in single precision."""
+    return {name: t.float() for name, t in lora.frozen_weights(module).items()}
+
+
 def provenance(module: nn.Module) -> dict[str, Any]:
-    """``base``: the name of the frozen weights (as float32), where there are any."""
-    weights = {name: t.float() for name, t in lora.frozen_weights(module).items()}
+    """``base``: the name of the frozen weights, where there are any."""
+    weights = frozen(module)
     return {"base": digest(weights)[:32]} if weights else {}
 
 
 def keep(run: Run, module: nn.Module) -> None:
     """Write the frozen weights, if there are any, into the run."""
-    if weights := lora.frozen_weights(module):
-        content = pack({}, **{name: t.float() for name, t in weights.items()})
-        run.put(FILE, lambda f: f.write(content))
+    if weights := frozen(module):
+        run.put_tensors(FILE, {}, **weights)
 
 
 def restore(module: nn.Module, c: Checkpoint) -> nn.Module:

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
+from fldiag.data.arrays import count_classes
 from fldiag.data.given import dataset_of
 from fldiag.data.packed import Packed
 from fldiag.errors import FldiagError, unknown
@@ -103,8 +103,7 @@ def open_problem(
     )
     problem.checkpoint = checkpoint
     problem.run = target if isinstance(target, Run) else None
-    own = [f"{checkpoint.path.name}: {text}" for text in problem.remarks]
-    problem.remarks = [*own, *remarks]
+    problem.remarks = remarks
     return problem
 
 
@@ -225,7 +224,7 @@ def _shapes(c: Checkpoint, content: Any) -> tuple[tuple[int, ...] | None, int]:
     x, y = examples.batch(0, examples.n)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         return None, 0
-    return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
+    return tuple(x.shape[1:]), count_classes(y)
 
 
 def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -243,7 +242,7 @@ def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
 def check_merging(module: nn.Module) -> None:
     """Raises FldiagError for a module whose eval() rewrites its weights."""
     probe = copy_module(module).train()
-    before = {n: t.clone() for n, t in probe.state_dict().items()}
+    before = copy.deepcopy(probe.state_dict())
     after = probe.eval().state_dict()
     if not same({n: after.get(n, t) for n, t in before.items()}, before):
         raise FldiagError(
@@ -266,8 +265,8 @@ def with_packed_inputs(module: nn.Module, content: Any) -> nn.Module:
 def _unpack(
     packed: Packed, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    return arguments(inspect.signature(module.forward), packed.inputs(args[0], dtype))
+    inputs = packed.inputs(args[0], next(module.parameters()).dtype)
+    return arguments(inspect.signature(module.forward), inputs)
 
 
 def _logits_of_call(module: nn.Module, args: Any, output: Any) -> Tensor:
