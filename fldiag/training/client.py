@@ -15,7 +15,6 @@ from fldiag.data import Dataset
 from fldiag.data.arrays import ready
 from fldiag.local import Local
 from fldiag.method import Method
-from fldiag.seeding import torch_rng
 from fldiag.step import Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
 from fldiag.training.record import StepRecorder
@@ -117,8 +116,7 @@ class Feed:
         sizes = [len(part) for part in parts]
         self.offset = torch.tensor(np.concatenate([[0], np.cumsum(sizes)[:-1]]), device=device)
         index = torch.as_tensor(np.concatenate(parts), device=dataset.train_y.device)
-        y = dataset.train_y[index].to(device)
-        self.y = y.to(dtype) if y.is_floating_point() else y
+        self.y = ready(dataset.train_y[index], device, dtype)
         self.x = None if augment else ready(dataset.batch(index, None), device, dtype)
         #: images as convolutions take them
         self._channels_last = (
@@ -172,7 +170,3 @@ class Feed:
                 x = torch.cat([x, x[:1].expand(width - len(positions), *x.shape[1:])])
             rows.append(x)
         return torch.stack(rows)
-
-
-def augmenters(seed: int, t: int, ids: list[int]) -> list[torch.Generator]:
-    return [torch_rng(seed, "augment", t, i) for i in ids]

@@ -14,7 +14,10 @@ from fldiag.runs.checkpoint import State
 from fldiag.runs.run import ClientStates, Run
 from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult
-from fldiag.training.setup import Cohort, Setup, load_weights
+from fldiag.training.setup import Cohort, Setup
+
+#: Clients in one stack, at the most: bounds memory and leaves work for several processes.
+STACK = 16
 
 
 class Federation:
@@ -42,16 +45,34 @@ class Federation:
         """What they receive besides."""
         return {name: self.state[name] for name in self.setup.method.sent if name in self.state}
 
+    def cohorts(self, ids: list[int], record: bool = False) -> list[Cohort]:
+        """What these clients are to train, those of similar length together; depends on the config only, not on the executor.
+        ``record``: their steps."""
+        setup, state = self.setup, self._initial_state
+        batches = {i: setup.schedule.batches(self.t, i, int(setup.sizes[i])) for i in ids}
+        states = {i: self.clients.get(i, state) for i in ids if state}
+        order = sorted(ids, key=lambda i: (-len(batches[i]), i))
+        size = STACK if setup.stack else 1
+        w, sent = self.sent(), self._sent_state()
+        return [
+            Cohort(
+                t=self.t,
+                ids=cohort,
+                batches=[batches[i] for i in cohort],
+                w_g=w,
+                buffers=self.buffers,
+                sent=sent,
+                state={n: torch.stack([states[i][n].to(w.device) for i in cohort]) for n in state},
+                record=record,
+            )
+            for cohort in (order[j : j + size] for j in range(0, len(order), size))
+        ]
+
     def train(
         self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False
     ) -> CohortResult:
-        """Local training of these clients from the current state, which stays as it is. ``record``: their steps."""
-        sent, buffers = self._sent_state(), self.buffers
-        clients = Cohort(
-            t=self.t, ids=ids, w_g=self.sent(), buffers=buffers, sent=sent, record=record
-        )
-        states = {i: self._client_state(i) for i in ids} if self._initial_state else {}
-        return merge(list(execute(self.setup.cohorts(clients, states))), ids)
+        """Local training of these clients from the current state, which stays as it is."""
+        return merge(list(execute(self.cohorts(ids, record))), ids)
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, CohortResult]:
         """Train one round. Returns what the server saw and the merged clients' results."""
@@ -93,21 +114,21 @@ class Federation:
         self.t += 1
         return round, result
 
-    def _client_state(self, client: int) -> State:
-        state = self.clients.get(client)
-        if state is None:
-            return self._initial_state
-        return {name: value.to(self.w.device) for name, value in state.items()}
-
     @property
     def finite(self) -> bool:
         return bool(torch.isfinite(self.w).all())
 
+    def load(self, run: Run) -> None:
+        """Take the global model of the last stored round. Raises FldiagError for a file that the run did not write."""
+        state, layout = run.checkpoint().state, self.setup.network.layout
+        self.t, self.w = run.done, layout.row(state).to(self.w)
+        self.buffers = {name: state[name].to(b.device) for name, b in self.buffers.items()}
+
     def restore(self, run: Run) -> None:
-        """Go on from the last stored round. Raises FldiagError for a file that is not the one that the run wrote."""
-        self.t, self.clients = run.done, run.states
+        """Go on from the last stored round, if there is one."""
+        self.clients = run.states
         if run.rounds:
-            self.w, self.buffers = load_weights(run, self.setup)
+            self.load(run)
             self.state = {n: v.to(self.w.device) for n, v in run.server_state.items()}
 
 

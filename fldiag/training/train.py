@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from fldiag.runs import base
 from fldiag.runs.run import ABOUT, Run, lock
 from fldiag.training.client import CohortResult
 from fldiag.training.evaluate import evaluate, score_rows
-from fldiag.training.personalise import GlobalModel, measure
+from fldiag.training.personalise import fine_tune
 from fldiag.training.record import step_rows
 from fldiag.training.server import Federation, merge
 from fldiag.training.setup import Cohort, Setup, kept_initial, provenance
@@ -81,13 +80,10 @@ def train(
         raise FldiagError(what, "give a Config, such as Config.load('digits')", usage=True)
     path = Path(out) if out is not None else run_path(config)
     if resume and os.path.exists(path / ABOUT):
-        run, now = Run.open(path), config.model_dump(mode="json")
+        run = Run.open(path)
         version = run.about["provenance"].get("method_version", 1)
-        if (
-            run.status != "unfinished"
-            and run.about["config"] == now
-            and version == config.method_version
-        ):
+        is_same = run.about["config"] == config.model_dump(mode="json")
+        if run.status != "unfinished" and is_same and version == config.method_version:
             return run
     is_custom = setup is not None
     setup = setup or Setup(config, device=device, download=download)
@@ -106,7 +102,11 @@ def train(
         _loop(config, run, federation, pool, emit)
         if run.status == "unfinished":
             pool.close()
-            run.append(run.done, _personalise(federation, executor), status="finished")
+            plan, rows = setup.method.personal, []
+            if plan is not None and not setup.dataset.regression:
+                with Workspace(executor):
+                    rows = fine_tune(federation, plan)
+            run.append(run.done, rows, status="finished")
     emit({"event": "end", "round": run.done, **about, "status": run.status})
     return run
 
@@ -241,7 +241,7 @@ def _store(
     }
     tensors: dict[str, Any] = {}
     if ids:
-        merged = merge([replace(r, state={}, uploads={}, notes=None) for r in results], ids)
+        merged = merge(results, ids)
         tensors = {"received": received, "clients": merged.rows, "buffers": merged.buffers}
     state = {**setup.network.layout.views(federation.w), **federation.buffers}
     run.put_checkpoint(t, manifest, state, **tensors)
@@ -256,21 +256,17 @@ def round_rows(
 ) -> list[Row]:
     """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives (none when isolated)."""
     size = round.w_g.nbytes + sum(rows[0].nbytes for rows in result.buffers.values())
-    up = size + sum(rows[0].nbytes for rows in round.uploads.values())
-    down = size + sum(value.nbytes for value in round.sent.values())
-    loss = {
-        "scope": "global",
-        "slice": "train",
-        "metric": "minibatch_loss",
-        "value": float(result.loss @ round.p.to(result.loss.device)),
-        "n_examples": int(round.n.sum()),
+    traffic = {
+        "uplink": size + sum(rows[0].nbytes for rows in round.uploads.values()),
+        "downlink": size + sum(value.nbytes for value in round.sent.values()),
     }
-    traffic = {"uplink": 0 if isolated else up, "downlink": 0 if isolated else down}
-    trained = [
-        {"scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
-        for metric, value in traffic.items()
-    ]
-    rows = [*score_rows(scores, "test"), *({"moment": "trained", **r} for r in (loss, *trained))]
+    loss = float(result.loss @ round.p.to(result.loss.device))
+    rows = score_rows(scores, "test")
+    row = {"moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss"}
+    rows.append({**row, "value": loss, "n_examples": int(round.n.sum())})
+    row = {"moment": "trained", "scope": "client", "unit": "bytes"}
+    for metric, count in traffic.items():
+        rows.append({**row, "metric": metric, "value": 0.0 if isolated else float(count)})
     return [{"round": t, **row} for row in rows]
 
 
@@ -285,16 +281,6 @@ def rounds_to_store(config: Config, model_bytes: int) -> tuple[set[int], set[int
         is_small = len(stored) * config.clients.per_round * model_bytes <= SMALL
         return stored, stored if is_small else {last}
     return stored, set() if clients == "none" else stored
-
-
-def _personalise(federation: Federation, executor: str | Executor) -> list[Row]:
-    """Rows of what the method does after the last round, if anything."""
-    plan = federation.setup.method.personal
-    if plan is None or federation.setup.dataset.regression:
-        return []
-    model = GlobalModel(federation.w, federation.buffers, federation.clients, federation.t)
-    with Workspace(executor):
-        return measure(federation.setup, plan, model)
 
 
 # What a worker does
