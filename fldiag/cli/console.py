@@ -97,23 +97,16 @@ def errors(debug: bool) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if debug or isinstance(error, (Abort, ClickException, Exit)):
             raise
-        problem = _problem(error)
-        _line("error:", problem.what)
-        if problem.remedy:
-            _line("  →", problem.remedy)
-        sys.exit(2 if problem.usage else 1)
-
-
-def _problem(error: BaseException) -> FldiagError:
-    """What is wrong, and what to do."""
-    if isinstance(error, FldiagError):
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        again = "to continue, run the same command again (a training with --resume)"
-        return FldiagError("stopped; finished work is kept", again)
-    return FldiagError(
-        f"unexpected {error_text(error)}", "run again with --debug for the traceback"
-    )
+        what, remedy = f"unexpected {error_text(error)}", "run again with --debug for the traceback"
+        if isinstance(error, FldiagError):
+            what, remedy = error.what, error.remedy
+        elif isinstance(error, KeyboardInterrupt):
+            what = "stopped; finished work is kept"
+            remedy = "to continue, run the same command again (a training with --resume)"
+        _line("error:", what)
+        if remedy:
+            _line("  →", remedy)
+        sys.exit(2 if getattr(error, "usage", False) else 1)
 
 
 def _line(mark: str, text: Any) -> None:

@@ -1,8 +1,10 @@
-"""The verbs that train: a demonstration, one run, or every combination of some values."""
+"""The verbs to start with: they train, and say what there is."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from json import dumps
@@ -11,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fldiag import names
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
 from fldiag.cli.options import Device, Out, Seed, Set
+from fldiag.errors import unknown
 
 if TYPE_CHECKING:
-    from fldiag.config import Config
     from fldiag.registry import Progress
 
 #: Exit code of a training that diverged.
@@ -82,6 +85,7 @@ def train(
     from fldiag import config as configs
     from fldiag.runs.run import Run
     from fldiag.training import train as training
+    from fldiag.training.setup import Setup
     from fldiag.training.sweep import table
 
     allow_code = options.pop("allow_code")
@@ -98,7 +102,11 @@ def train(
         console.say(dumps(console.result["config"], indent=1))
     path = out or training.run_path(config)
     if dry_run:
-        return _size(console, config, path, options["device"], options["download"])
+        setup = Setup(config, device=options["device"], download=options["download"])
+        parameters, size = setup.network.size, setup.model_bytes
+        console.result |= {"parameters": parameters, "bytes": size}
+        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
+        return console.done(path)
     with console.progress(config.method.name) as progress:
         show = training.rounds_on_bar(progress)
         run = training.train(config, out=path, resume=resume, on_event=show, **options)
@@ -158,15 +166,69 @@ def _runs_on_bar(progress: Progress) -> Callable[[dict[str, Any]], None]:
     return lambda event: progress(event["done"], event["total"], Path(event["path"]).name)
 
 
-def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The model's size. Writes nothing, and imports no user code."""
-    from fldiag import user_code
+@verb("Start", name="list")
+def list_(
+    console: Console,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="methods, models, datasets, diagnostics, presets or figures. Default: all of them."
+        ),
+    ] = None,
+) -> None:
+    """List methods, models, data sets, diagnostics, presets or figures, or all of them.
 
-    if not user_code.names(config.model_dump()):
-        from fldiag.training.setup import Setup
+    Example: fldiag list methods
+    """
+    for kind in [what] if what else names.kinds():
+        console.table([{"name": n, kind: line} for n, line in names.of(kind).items()])
+    console.done()
 
-        setup = Setup(config, device=device, download=download)
-        parameters, size = setup.network.size, setup.model_bytes
-        console.result |= {"parameters": parameters, "bytes": size}
-        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
-    console.done(path)
+
+@verb("Start")
+def explain(
+    console: Console,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A method, model, data set or diagnostic, settings, or a section (partition) or key (clients.sampling) of these."
+        ),
+    ],
+) -> None:
+    """Describe a method, model, data set or diagnostic: equations, options with defaults, source; or the settings of a run.
+
+    Example: fldiag explain fedsol
+    """
+    from fldiag import registry
+    from fldiag.config import settings
+    from fldiag.method import own_entry
+
+    fields = settings()
+    kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
+    entries = (kind.get(name) for kind in kinds if name in kind)
+    if entry := own_entry(name, {name}) if ":" in name else next(entries, None):
+        meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
+        console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
+        console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")
+        for key, value in meta.items():
+            console.say(f"{key}: {value}")
+        fields = entry.options.model_fields
+    elif name != "settings":
+        fields = {k: f for k, f in fields.items() if name in (k, k.partition(".")[0])}
+    if not entry and not fields:
+        raise unknown("name", name, [*settings(), *(n for kind in kinds for n in kind.names())])
+    console.table([about(key, field) for key, field in fields.items()])
+    console.done()
+
+
+def about(key: str, field: Any) -> dict[str, str]:
+    """An option in words: its default, type and bounds, and what it is."""
+    kind = inspect.formatannotation(field.annotation)
+    kind = re.sub(r"Annotated\[(\w+), FieldInfo\(.*?metadata=\[(.*?)\]\)\]", r"\1 \2", kind)
+    bounds = [str(m) for m in field.metadata if type(m).__module__ == "annotated_types"]
+    return {
+        "option": key,
+        "default": "(required)" if field.is_required() else str(field.default),
+        "values": " ".join([kind, *bounds]),
+        "what it is": field.description or "",
+    }
