@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fldiag import names
+from fldiag import names, user_code
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
 from fldiag.cli.options import Device, Out, Seed, Set
@@ -88,14 +88,11 @@ def train(
     from fldiag.training.setup import Setup
     from fldiag.training.sweep import table
 
-    allow_code = options.pop("allow_code")
     overrides = dict(map(configs.parse_override, set_ or []))
     overrides |= {} if seed is None else {"seed": seed}
     is_run = os.path.isdir(source)
     config = (
-        configs.of_run(Run.open(source).allow(allow_code), overrides)
-        if is_run
-        else configs.load(source, overrides)
+        configs.of_run(Run.open(source), overrides) if is_run else configs.load(source, overrides)
     )
     if is_run or dry_run:
         console.result["config"] = config.model_dump(mode="json")
@@ -203,10 +200,11 @@ def explain(
     from fldiag.config import settings
     from fldiag.method import own_entry
 
+    user_code.allow(name)
     fields = settings()
     kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
     entries = (kind.get(name) for kind in kinds if name in kind)
-    if entry := own_entry(name, {name}) if ":" in name else next(entries, None):
+    if entry := own_entry(name) if ":" in name else next(entries, None):
         meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
         console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
         console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")
