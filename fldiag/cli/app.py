@@ -132,7 +132,7 @@ def of_diagnostic(entry: Diagnostic) -> Callable[..., None]:
 def ask(
     console: Console,
     name: str,
-    targets: Sequence[Path],
+    targets: Sequence[Any],
     options: Mapping[str, Any],
     *,
     out: Path | None,
@@ -141,7 +141,7 @@ def ask(
     """Open, ask, write, and say what a person reads first; with ``strict`` exit code 3 where a check failed."""
     from fldiag.diagnosis.diagnose import diagnose
 
-    answer = diagnose(name, targets, options, out=out, **console.listeners)
+    answer = diagnose(name, targets, options, out=out, bar=console.progress, tell=console.note)
     console.show(answer.summary())
     console.done(*answer.files)
     fails = answer.entry.fails

@@ -26,11 +26,6 @@ class Console:
         self.machine = machine
         self.result: dict[str, Any] = {}
 
-    @property
-    def listeners(self) -> dict[str, Any]:
-        """What a diagnostic shows its progress on, and tells its remarks."""
-        return {"bar": self.progress, "tell": self.note}
-
     def say(self, text: str) -> None:
         if not self.machine:
             print(printable(text))

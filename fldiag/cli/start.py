@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fldiag import names, user_code
-from fldiag.cli.app import verb
+from fldiag.cli.app import ask, verb
 from fldiag.cli.console import Console
 from fldiag.cli.options import Device, Out, Seed, Set
 from fldiag.errors import unknown
 
 if TYPE_CHECKING:
     from fldiag.registry import Progress
-
-#: Exit code of a training that diverged.
-DIVERGED = 3
 
 
 @verb("Start", "width", "format")
@@ -37,7 +34,7 @@ def demo(
 
     Example: fldiag demo
     """
-    from fldiag.diagnosis.diagnose import FALLBACK, diagnose
+    from fldiag.diagnosis.diagnose import FALLBACK
     from fldiag.execution import threads
     from fldiag.training.sweep import sweep, table
 
@@ -52,11 +49,9 @@ def demo(
         with console.progress("demo") as progress:
             show = _runs_on_bar(progress)
             runs = sweep("digits", values, out=folder, device=device, on_event=show)
+        console.table(table(runs, values).to_dict("records"))
         checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
-        answer = diagnose("landscape", checkpoints, options, out=folder, **console.listeners)
-    console.table(table(runs, values).to_dict("records"))
-    console.show(answer.summary())
-    console.done(*answer.files)
+        ask(console, "landscape", checkpoints, options, out=folder)
 
 
 @verb("Start", "allow_code", "executor", "download", "device")
@@ -109,12 +104,10 @@ def train(
         run = training.train(config, out=path, resume=resume, on_event=show, **options)
     (scores,) = table([run], {}).drop(columns=["runs", "diverged"]).to_dict("records")
     console.table([{"run": run.name, "rounds": run.done, "status": run.status, **scores}])
-    has_diverged = run.status == "diverged"
-    if has_diverged:
-        console.note("the weights are no longer finite; a smaller train.lr usually helps")
     console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
-    if has_diverged:
-        sys.exit(DIVERGED)
+    if run.status == "diverged":
+        console.note("the weights are no longer finite; a smaller train.lr usually helps")
+        sys.exit(3)
 
 
 @verb("Start", "executor", "download", "device", "shard")
@@ -142,11 +135,9 @@ def sweep(
     from fldiag.training.train import RUNS
 
     values = {key: [value] for key, value in map(parse_override, set_ or [])}
-    keys = [text.partition("=") for text in over]
-    values |= {
-        key.strip(): [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
-        for key, _, listing in keys
-    }
+    for text in over:
+        key, _, listing = text.partition("=")
+        values[key.strip()] = [parse_override(f"{key}={v}")[1] for v in listing.split(",")]
     with console.progress("sweep") as progress:
         show = _runs_on_bar(progress)
         runs = sweeps.sweep(config, values, out=out, on_event=show, **options)
@@ -203,8 +194,9 @@ def explain(
     user_code.allow(name)
     fields = settings()
     kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
-    entries = (kind.get(name) for kind in kinds if name in kind)
-    if entry := own_entry(name) if ":" in name else next(entries, None):
+    known = {n: kind for kind in kinds for n in kind.names()}
+    if ":" in name or name in known:
+        entry = own_entry(name) if ":" in name else known[name].get(name)
         meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
         console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
         console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")
@@ -213,8 +205,8 @@ def explain(
         fields = entry.options.model_fields
     elif name != "settings":
         fields = {k: f for k, f in fields.items() if name in (k, k.partition(".")[0])}
-    if not entry and not fields:
-        raise unknown("name", name, [*settings(), *(n for kind in kinds for n in kind.names())])
+        if not fields:
+            raise unknown("name", name, [*settings(), *known])
     console.table([about(key, field) for key, field in fields.items()])
     console.done()
 
