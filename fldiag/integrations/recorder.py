@@ -29,7 +29,7 @@ from fldiag.runs import base
 from fldiag.runs.checkpoint import State
 from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
-from fldiag.training.evaluate import score_rows, scores_of
+from fldiag.training.record import evaluate, score_rows
 
 #: The recorders of this process by their folders: ``resume`` takes the place of one that an interrupted cell left.
 OPEN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
@@ -383,7 +383,7 @@ class Recorder:
                 model.train()
                 model.load_state_dict(state, strict=False)
                 model.eval()
-                scores = scores_of(outputs, dataset, next(model.parameters()))
+                scores = evaluate(outputs, dataset, next(model.parameters()))
         except Exception as error:  # of the user's model, for which training must not end
             text = f"the global model could not be evaluated: {error_text(error)}"
             self.note(text)

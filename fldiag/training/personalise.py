@@ -4,7 +4,7 @@ own mixture of classes."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from fldiag.results.table import PERSONAL, Row
 from fldiag.sections import TrainSection
 from fldiag.seeding import numpy_rng, seed_for
 from fldiag.training.client import Batches
-from fldiag.training.evaluate import outputs
+from fldiag.training.record import outputs
 from fldiag.training.server import Federation
 from fldiag.training.setup import Seeded, Setup
 
@@ -41,15 +41,38 @@ def fine_tune(federation: Federation, plan: Personal, *, seed: int | None = None
     Raises:
         FldiagError: Data without classes.
     """
-    if federation.setup.dataset.regression:
+    setup, lengths = federation.setup, sorted({*plan.epochs})
+    if setup.dataset.regression:
         raise FldiagError(
             "a client's test examples are chosen by class, and the data have no classes", usage=True
         )
-    seed = federation.setup.config.seed if seed is None else seed
-    own = _of_clients(federation, plan, seed)
-    rows = sorted(own, key=lambda row: (row["index"], row["client"]))
-    for e in sorted({*plan.epochs}):
-        tested = [row for row in rows if row["index"] == e and "client" in row and "value" in row]
+    seed = setup.config.seed if seed is None else seed
+    start = copy.copy(federation)
+    start.setup = tuning = copy.copy(setup)
+    changes: dict[str, Any] = {"seed": seed_for(seed, "fine-tuning")}
+    changes["train__local_decay"] = 1.0  # it is a schedule of a round's epochs
+    if plan.lr == "initial":
+        changes["train__lr_decay"] = 1.0
+    tuning.config, tuning.method = setup.config.replace(**changes), plan.method or Method()
+    start.initial_state = tuning.method.client_init(setup.initial())
+    units = []
+    for e in lengths:
+        train = tuning.config.train.model_copy(update={"epochs": e})
+        tuning.schedule = EpochSchedule(tuning.config.seed, setup.config.clients, train, plan.steps)
+        units += [(e, cohort) for cohort in start.cohorts([*range(len(setup.parts))])]
+    results = workspace().map(Setup.train, tuning, [cohort for _, cohort in units])
+    own: dict[tuple[int, int], Row] = {}
+    for (e, cohort), result in zip(units, results, strict=True):
+        for j, i in enumerate(cohort.ids):
+            buffers = {name: b[j : j + 1] for name, b in result.buffers.items()}
+            w = result.rows[j : j + 1]
+            right, n = count_right(setup, i, w, buffers, plan.neighbours, seed)
+            row = {"index": e, "client": i, "slice": f"client:{i}/test", "n_examples": n}
+            own[e, i] = {**row, **(share(right, n) if n else {})}
+    own = dict(sorted(own.items()))
+    rows = [{"scope": "client", "metric": PERSONAL, **row} for row in own.values()]
+    for e in lengths:
+        tested = [row for (length, _), row in own.items() if length == e and "value" in row]
         group = {"scope": "global", "slice": "clients/test", "index": e}
         group["n_examples"] = sum(row["n_examples"] for row in tested)
         if values := [row["value"] for row in tested]:
@@ -58,35 +81,6 @@ def fine_tune(federation: Federation, plan: Personal, *, seed: int | None = None
     common = {"round": federation.t, "moment": "trained", "estimator": "exact"}
     common["prediction"] = "model" if plan.neighbours is None else "model and neighbours"
     return [{**common, **row} for row in rows]
-
-
-def _of_clients(federation: Federation, plan: Personal, seed: int) -> Iterator[Row]:
-    """A row for each client and number of epochs."""
-    setup = federation.setup
-    changes: dict[str, Any] = {"seed": seed_for(seed, "fine-tuning"), "train__keep_momentum": False}
-    changes |= {"train__local_decay": 1.0}  # it is a schedule of a round's epochs
-    changes |= {"train__lr_decay": 1.0} if plan.lr == "initial" else {}
-    tuning = copy.copy(setup)
-    tuning.config, tuning.method = setup.config.replace(**changes), plan.method or Method()
-    start = Federation(tuning)
-    start.t, start.w, start.buffers = federation.t, federation.w, federation.buffers
-    start.clients = federation.clients
-    units = []
-    for e in sorted({*plan.epochs}):
-        train = tuning.config.train.model_copy(update={"epochs": e})
-        tuning.schedule = EpochSchedule(
-            tuning.config.seed, tuning.config.clients, train, plan.steps
-        )
-        units += [(e, cohort) for cohort in start.cohorts([*range(len(setup.parts))])]
-    results = workspace().map(Setup.train, tuning, [cohort for _, cohort in units])
-    for (e, cohort), result in zip(units, results, strict=True):
-        for j, i in enumerate(cohort.ids):
-            buffers = {name: b[j : j + 1] for name, b in result.buffers.items()}
-            w = result.rows[j : j + 1]
-            right, n = count_right(setup, i, w, buffers, plan.neighbours, seed)
-            row = {"index": e, "client": i, "slice": f"client:{i}/test", "n_examples": n}
-            score = share(right, n) if n else {}
-            yield {"scope": "client", "metric": PERSONAL, **row, **score}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fldiag.runs.checkpoint import State
 from fldiag.runs.run import ClientStates, Run
 from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult
+from fldiag.training.record import evaluate
 from fldiag.training.setup import Cohort, Setup
 
 #: Clients in one stack, at the most: bounds memory and leaves work for several processes.
@@ -28,9 +29,9 @@ class Federation:
         self.w = setup.initial()
         self.buffers = {n: b.clone() for n, b in setup.network.buffers.items()}
         self.state = setup.method.server_init(self.w)
-        self._initial_state = setup.method.client_init(self.w)
+        self.initial_state = setup.method.client_init(self.w)
         if setup.config.train.keep_momentum:
-            self._initial_state[MOMENTUM] = torch.zeros_like(self.w)
+            self.initial_state[MOMENTUM] = torch.zeros_like(self.w)
         #: Only of clients that have trained. In memory, unless a run keeps them on disk.
         self.clients: dict[int, State] | ClientStates = {}
 
@@ -48,7 +49,7 @@ class Federation:
     def cohorts(self, ids: list[int], record: bool = False) -> list[Cohort]:
         """What these clients are to train, those of similar length together; depends on the config only, not on the executor.
         ``record``: their steps."""
-        setup, state = self.setup, self._initial_state
+        setup, state = self.setup, self.initial_state
         batches = {i: setup.schedule.batches(self.t, i, int(setup.sizes[i])) for i in ids}
         states = {i: self.clients.get(i, state) for i in ids if state}
         order = sorted(ids, key=lambda i: (-len(batches[i]), i))
@@ -72,7 +73,7 @@ class Federation:
         self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False
     ) -> CohortResult:
         """Local training of these clients from the current state, which stays as it is."""
-        return merge(list(execute(self.cohorts(ids, record))), ids)
+        return merge(list(execute(self.cohorts(ids, record))))
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, CohortResult]:
         """Train one round. Returns what the server saw and the merged clients' results."""
@@ -114,6 +115,12 @@ class Federation:
         self.t += 1
         return round, result
 
+    def evaluate(self) -> dict[str, float]:
+        """Loss and accuracy of the global model, see ``fldiag.training.record``."""
+        buffers = {name: b.unsqueeze(0) for name, b in self.buffers.items()}
+        model = self.setup.network.bind(self.w.unsqueeze(0), buffers)
+        return evaluate(model, self.setup.dataset, self.w)
+
     @property
     def finite(self) -> bool:
         return bool(torch.isfinite(self.w).all())
@@ -132,10 +139,10 @@ class Federation:
             self.state = {n: v.to(self.w.device) for n, v in run.server_state.items()}
 
 
-def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
-    """The results of several cohorts as one, rows in the order of ``ids``."""
-    position = {i: j for j, i in enumerate(i for result in results for i in result.ids)}
-    order = [position[i] for i in ids]
+def merge(results: list[CohortResult]) -> CohortResult:
+    """The results of several cohorts as one, rows in the order of the clients' ids."""
+    ids = [i for result in results for i in result.ids]
+    order = sorted(range(len(ids)), key=ids.__getitem__)
 
     def join(values: list[Any]) -> Any:
         if isinstance(values[0], dict):
@@ -148,7 +155,7 @@ def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
     notes = [result.notes for result in results if result.notes is not None]
     if notes:
         merged["notes"] = pd.concat(notes).sort_values("client", kind="stable", ignore_index=True)
-    return CohortResult(ids=ids, **merged)
+    return CohortResult(ids=sorted(ids), **merged)
 
 
 def aggregate(round: Round, method: Method, train: TrainSection) -> Tensor:

@@ -67,8 +67,8 @@ def sweep(
         units = list(zip(plan, paths, strict=True))
         for done, (i, status) in enumerate(pool.completed(units), 1):
             if on_event is not None:
-                event = {"event": "end", "status": status, "path": str(paths[i])}
-                on_event({**event, "done": done, "total": len(plan)})
+                event = {"status": status, "path": str(paths[i]), "done": done, "total": len(plan)}
+                on_event({"event": "end", **event})
     return [Run.open(path) for path in paths]
 
 

@@ -109,7 +109,7 @@ def test_training_augments_by_client_and_round_only():
         parts = [np.arange(10) for _ in ids]
         batches = [[np.arange(5), np.arange(5, 10)] for _ in ids]
         generators = [torch_rng(start.seed, "augment", t, i) for i in ids]
-        feed = Feed(data, parts, batches, torch.device("cpu"), torch.float32, generators)
+        feed = Feed(data, parts, batches, torch.zeros(1), generators)
         return torch.stack([x for x, *_ in feed.steps()], 1)
 
     both = inputs([4, 7], 2)
