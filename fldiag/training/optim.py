@@ -75,7 +75,7 @@ class Adam:
             w.addcdiv_(m, scale, value=-lr / corrected)
 
 
-def prepare(train: TrainSection, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> Tensor:
+def prepare(train: TrainSection, w: Tensor, g: Tensor, decay: float | Tensor) -> Tensor:
     """Clip the (corrected) gradient of each client, then add weight decay; in place."""
     g = clip(train, g)
     if isinstance(decay, Tensor):

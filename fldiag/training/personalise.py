@@ -49,8 +49,8 @@ def fine_tune(federation: Federation, plan: Personal, *, seed: int | None = None
     seed = setup.config.seed if seed is None else seed
     start = copy.copy(federation)
     start.setup = tuning = copy.copy(setup)
-    changes: dict[str, Any] = {"seed": seed_for(seed, "fine-tuning")}
-    changes["train__local_decay"] = 1.0  # it is a schedule of a round's epochs
+    # Local decay is a schedule of a round's epochs.
+    changes: Any = {"seed": seed_for(seed, "fine-tuning"), "train__local_decay": 1.0}
     if plan.lr == "initial":
         changes["train__lr_decay"] = 1.0
     tuning.config, tuning.method = setup.config.replace(**changes), plan.method or Method()

@@ -118,8 +118,8 @@ class Federation:
     def evaluate(self) -> dict[str, float]:
         """Loss and accuracy of the global model, see ``fldiag.training.record``."""
         buffers = {name: b.unsqueeze(0) for name, b in self.buffers.items()}
-        model = self.setup.network.bind(self.w.unsqueeze(0), buffers)
-        return evaluate(model, self.setup.dataset, self.w)
+        bound = self.setup.network.bind(self.w.unsqueeze(0), buffers)
+        return evaluate(bound, self.setup.dataset, self.w)
 
     @property
     def finite(self) -> bool:

@@ -64,8 +64,7 @@ def sweep(
         for c in {c.data: c for c in plan}.values():
             Setup(c, download=True)
     with open_pool(executor, _train_one, device, name=lambda unit: unit[1].name) as pool:
-        units = list(zip(plan, paths, strict=True))
-        for done, (i, status) in enumerate(pool.completed(units), 1):
+        for done, (i, status) in enumerate(pool.completed(zip(plan, paths, strict=True)), 1):
             if on_event is not None:
                 event = {"status": status, "path": str(paths[i]), "done": done, "total": len(plan)}
                 on_event({"event": "end", **event})

@@ -80,9 +80,9 @@ def train(
     path = Path(out) if out is not None else run_path(config)
     if resume and os.path.exists(path / ABOUT):
         run = Run.open(path)
-        version = run.about["provenance"].get("method_version", 1)
-        is_same = run.about["config"] == config.model_dump(mode="json")
-        if run.status != "unfinished" and is_same and version == config.method_version:
+        stored = run.about["config"], run.about["provenance"].get("method_version")
+        now = config.model_dump(mode="json"), config.method_version
+        if run.status != "unfinished" and stored == now:
             return run
     rebuilt = device if setup is None else None
     setup = setup or Setup(config, device=device, download=download)
@@ -139,8 +139,7 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
         if (words := setup.dataset.words) is not None:
             run.put("tokenizer.json", lambda f: f.write(words.spec.encode()))
         if (source := config.train.initial) is not None:
-            content = Path(source).read_bytes()
-            run.put(kept_initial(source), lambda f: f.write(content))
+            run.put(kept_initial(source), lambda f: f.write(Path(source).read_bytes()))
         base.keep(run, setup.module)
         run.begin()
         return run
@@ -206,7 +205,7 @@ def _loop(run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
             run.append(run.done, [*rows, {"round": t, **row}], status="diverged", **facts)
             return
         scores = federation.evaluate()
-        rows += round_rows(t, scores, round, result, isolated=setup.method.isolated)
+        rows += round_rows(scores, round, result, isolated=setup.method.isolated)
         seconds = time.perf_counter() - start
         if t in stored:
             clients = [result, *results] if t in holding else []
@@ -250,7 +249,7 @@ def _store(
 
 
 def round_rows(
-    t: int, scores: dict[str, float], round: Round, result: CohortResult, *, isolated: bool
+    scores: dict[str, float], round: Round, result: CohortResult, *, isolated: bool
 ) -> list[Row]:
     """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives (none when isolated)."""
     size = round.w_g.nbytes + sum(rows[0].nbytes for rows in result.buffers.values())
@@ -265,7 +264,7 @@ def round_rows(
     row = {"moment": "trained", "scope": "client", "unit": "bytes"}
     for metric, count in traffic.items():
         rows.append({**row, "metric": metric, "value": 0.0 if isolated else float(count)})
-    return [{"round": t, **row} for row in rows]
+    return [{"round": round.t + 1, **row} for row in rows]
 
 
 # Whose trained weights a checkpoint holds besides the global ones
