@@ -18,9 +18,6 @@ from fldiag.errors import FldiagError
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Exit code of a check that failed.
-FAILED = 3
-
 A = Annotated[
     str,
     typer.Argument(
@@ -70,7 +67,7 @@ def check(
         what = f"not tested: {row['condition']}: {row['note']}"
         raise FldiagError(what, row["remedy"], usage=True)
     if outcome.verdict == "fail" or (strict and outcome.verdict == "undecided"):
-        sys.exit(FAILED)
+        sys.exit(3)
 
 
 @verb("Compare", *OPENED, "width", "format")
@@ -134,7 +131,7 @@ def report(
         if entry.name in member.tables:
             continue
         try:
-            diagnose(entry.name, [member.run], options, **console.listeners)
+            diagnose(entry.name, [member.run], options, bar=console.progress, tell=console.note)
         except FldiagError as error:
             console.note(f"{member.label}: no {entry.name}: {error}")
     members = collect(runs)
