@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, names_down, need
+from fldiag.plotting.shapes import floats, names_down
 from fldiag.results.numbers import numbers
 
 #: Half intervals that the axis reaches at most: what lies farther out stands at its end.
@@ -35,9 +35,6 @@ def draw(table: pd.DataFrame) -> Figure:
     Raises:
         FldiagError: Another table.
     """
-    need(
-        table, ("metric", "difference", "low", "high", "better", "baseline_run"), "picture of diff"
-    )
     low, middle, high = (floats(table[c]) for c in ("low", "difference", "high"))
     sign = [1 if numbers()[name].better == "higher" else -1 for name in table["metric"]]
     texts = [metric.replace("lambda_1", "λ₁").replace("_", " ") for metric in table["metric"]]

@@ -21,7 +21,7 @@ from fldiag.diagnosis.options import BY_SUBJECT, SubjectOptions, plain
 from fldiag.diagnosis.subjects import Subject, Target, members, open_subjects, remarks
 from fldiag.errors import FldiagError, nearest
 from fldiag.execution import Workspace
-from fldiag.plotting import pages, style
+from fldiag.plotting import style
 from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
@@ -248,8 +248,8 @@ def describe(
 
 def write_files(answer: Answer, path: Path, about: Mapping[str, Any]) -> None:
     """Write table, pictures and provenance under a path without ending, unless the very same lie there and are whole."""
-    sheet = style.sheet()
-    about = {"diagnostic": answer.entry.name, **about, "sheet": [sheet.width, *sheet.formats]}
+    width, formats = style.SHEET.get()
+    about = {"diagnostic": answer.entry.name, **about, "sheet": [width, *formats]}
     answer.files = files_there(path, about)
     if not answer.files:
         drawn = pictures(answer.entry, answer.table, path)
@@ -279,8 +279,6 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture, target = draw(table), path.with_name(path.name + ending)
-        if isinstance(picture, pages.Section):
-            picture = pages.render(picture.title, "", [picture])
         if isinstance(picture, Figure):
             paths += style.save(picture, target)
         elif picture is not None:

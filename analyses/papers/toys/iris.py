@@ -32,7 +32,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fldiag
 from fldiag import registry
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag.seeding import numpy_rng
 
 Row = dict[str, Any]
@@ -231,7 +231,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 ax.scatter(z[y == c, 0], z[y == c, 1], s=5, linewidth=0.4, **look)
             ax.set_title(head + text, fontsize=7)
             ax.set(xticks=[], yticks=[], xlabel="first component")
-            ax.set_ylabel(f"{words.name(method)}\nsecond component")
+            ax.set_ylabel(f"{style.display_name(method)}\nsecond component")
             ax.label_outer()
             ax.spines[:].set_visible(True)
         handles: list[Any] = [
