@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fldiag import names, registry
+from fldiag import names, registry, user_code
 from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
@@ -52,7 +52,8 @@ def diagnose(
         progress: is called with done, total and what is being done; in a notebook, a bar by default.
         tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
-        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
+        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it;
+            the consent holds until the process ends.
         trust_file: as for ``load``, of the paths.
         **options: the diagnostic's own (``fldiag explain NAME``), and those that all diagnostics share (for a
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
@@ -74,6 +75,7 @@ def diagnose(
     ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
+    user_code.allow(allow_code)
     if trust_file:
         trust_files()
     answer = diagnosis.diagnose(
@@ -82,7 +84,6 @@ def diagnose(
         options,
         write=False,
         cache=None if cache is None else Path(cache),
-        allow_code=allow_code,
         bar=lambda title: notebook_bar(title, progress),
         tell=tell or (lambda text: None),
     )
@@ -132,7 +133,8 @@ def check(
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(verdict='pass', labels=('run', 'run'))
     """
-    return checks.check(sides(a, b, allow_code), _reader(options), fail_if, level)
+    user_code.allow(allow_code)
+    return checks.check(sides(a, b), _reader(options), fail_if, level)
 
 
 def diff(
@@ -159,7 +161,8 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    return checks.diff(sides(a, b, allow_code), _reader(options), numbers, level)
+    user_code.allow(allow_code)
+    return checks.diff(sides(a, b), _reader(options), numbers, level)
 
 
 def _reader(options: Mapping[str, Any]) -> Reader:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import BaseModel, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from fldiag import minilm, names, registry, user_code
 from fldiag.errors import FldiagError, unknown
@@ -76,8 +76,11 @@ class Config(ConfigSection):
     train: TrainSection = TrainSection()
     checkpoint: CheckpointSection = CheckpointSection()
     metrics: MetricsSection = MetricsSection()
-    #: The user code that may be imported for it. None: all that it names, because the user wrote it.
-    _consent: frozenset[str] | None = PrivateAttr(None)
+
+    def __new__(cls, **sections: Any) -> Config:
+        # what the user writes comes here with its sections; what is validated, such as a stored config, without
+        user_code.allow(sections)
+        return super().__new__(cls)
 
     @model_validator(mode="before")
     @classmethod
@@ -147,33 +150,7 @@ class Config(ConfigSection):
         Raises:
             FldiagError: an unknown key or a wrong value.
         """
-        overrides = {key.replace("__", "."): v for key, v in overrides.items()}
-        config = build(self.model_dump(), overrides)
-        if self._consent is not None:
-            config._consent = self._consent.union(user_code.names(overrides).values())
-        return config
-
-    @classmethod
-    def from_stored(cls, tree: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
-        """A config as a run stored it: of the code that it names only ``allow_code`` may be imported."""
-        config = cls.model_validate(tree)
-        if config.allowed_code:
-            config._consent = user_code.consent(allow_code)
-        return config
-
-    @property
-    def allowed_code(self) -> frozenset[str]:
-        """The user code that may be imported for it."""
-        if self._consent is None:
-            return frozenset(user_code.names(self.model_dump()).values())
-        return self._consent
-
-    def allow(self, code: str | Iterable[str]) -> Config:
-        """A copy for which this user code may be imported too. Raises FldiagError for what is not ``pkg.mod:name``."""
-        config, allowed = self.model_copy(), user_code.consent(code)
-        if config._consent is not None:
-            config._consent |= allowed
-        return config
+        return build(self.model_dump(), {key.replace("__", "."): v for key, v in overrides.items()})
 
     @property
     def method_version(self) -> int:
@@ -200,13 +177,14 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
     """A validated config from nested tables and dotted overrides.
 
     Changing ``method.name`` (or ``model.name``, ``partition.kind``) by an override drops the options that belonged to the former
-    one.
+    one. Code that the overrides name may be imported: they are the user's.
 
     Raises:
         FldiagError: the first complaint, with the nearest key that there is.
     """
     sections = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     overrides = dict(overrides or {})
+    user_code.allow(overrides)
     for section, key in MAIN_KEYS.items():
         name, old = overrides.get(f"{section}.{key}"), sections.get(section, {})
         if name is not None and name != old.get(key):
@@ -247,6 +225,7 @@ def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) 
     if not isinstance(overrides, Mapping):
         overrides = dict(map(parse_override, overrides))
     tree = _read(source)
+    user_code.allow(tree)
     needs, options = tree.pop("needs", {}), tree.pop("options", {})
     name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
     keys = {f"method.{key}": value for key, value in options.get(name, {}).items()}
@@ -260,7 +239,7 @@ def of_run(run: Any, overrides: Mapping[str, Any]) -> Config:
     """A config with the data, model and partition of a trained or recorded run, to train another method in its federation.
 
     Args:
-        run: a ``fldiag.runs.run.Run``, with the consent to import the code that it names, where it names any.
+        run: a ``fldiag.runs.run.Run``.
         overrides: dotted key -> value. Everything else has its default.
 
     Raises:
@@ -282,10 +261,7 @@ def of_run(run: Any, overrides: Mapping[str, Any]) -> Config:
         tree["partition"] = {"kind": "file", "path": str(folder / "partition.npz")}
     total = stored["clients"]["total"]
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
-    config = build({**tree, "clients": clients, "name": folder.name}, overrides)
-    return Config.from_stored(
-        config.model_dump(), run.allow_code.union(user_code.names(overrides).values())
-    )
+    return build({**tree, "clients": clients, "name": folder.name}, overrides)
 
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:

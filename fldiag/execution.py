@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fldiag import user_code
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError, first_line
 from fldiag.version import version
@@ -105,8 +106,10 @@ class Work:
     function: Callable[[Any, Any], Any]
     shared: Any
     threads: int
+    allowed: Set[str]
 
     def perform(self, unit: Any) -> Any:
+        user_code.ALLOWED.update(self.allowed)
         with full_precision(), threads(self.threads):
             return self.function(self.shared, unit)
 
@@ -241,7 +244,8 @@ def open_pool(
     import joblib  # a sixth of a second, which a table from the store does not need
 
     kind, _, suffix = str(check_executor(executor)).partition(":")
-    pool = Pool(Work(function, shared, threads or torch.get_num_threads()), name)
+    allowed = frozenset(user_code.ALLOWED)
+    pool = Pool(Work(function, shared, threads or torch.get_num_threads(), allowed), name)
     workers = max(1, joblib.cpu_count() // pool.work.threads)
     with _safe_start():
         if not isinstance(executor, str):

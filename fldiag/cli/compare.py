@@ -130,12 +130,11 @@ def report(
     members = collect(runs)
     folder = prepare(out or folder_of(m.run for m in members))  # first: it may be refused
     entries = [registry.diagnostic.get(name.strip()) for name in compute.split(",") if name]
-    seen = {"allow_code": options.pop("allow_code"), **console.listeners}
     for member, entry in itertools.product(members, entries):
         if entry.name in member.tables:
             continue
         try:
-            diagnose(entry.name, [member.run], options, **seen)
+            diagnose(entry.name, [member.run], options, **console.listeners)
         except FldiagError as error:
             console.note(f"{member.label}: no {entry.name}: {error}")
     members = collect(runs)
@@ -152,8 +151,7 @@ def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> 
     from fldiag.compare.reading import Reader
     from fldiag.compare.sides import sides
 
-    both = sides(a, b, allow_code=options.pop("allow_code"))
-    return both, Reader(options, cache=True, bar=console.progress)
+    return sides(a, b), Reader(options, cache=True, bar=console.progress)
 
 
 def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:

@@ -65,14 +65,12 @@ def ask(
     options: Mapping[str, Any],
     *,
     out: Path | None,
-    allow_code: Sequence[str],
     strict: bool = False,
 ) -> None:
     """Open, ask, write, and say what a person reads first; with ``strict`` exit code 3 where a check failed."""
     from fldiag.diagnosis.diagnose import diagnose
 
-    about = {"out": out, "allow_code": allow_code, **console.listeners}
-    answer = diagnose(name, targets, options, **about)
+    answer = diagnose(name, targets, options, out=out, **console.listeners)
     console.show(answer.summary())
     console.done(*answer.files)
     fails = answer.entry.fails

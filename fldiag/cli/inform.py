@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag import names
+from fldiag import names, user_code
 from fldiag.cli.app import verb
 from fldiag.cli.console import Console
 from fldiag.errors import unknown
@@ -51,10 +51,11 @@ def explain(
     from fldiag.config import settings
     from fldiag.method import own_entry
 
+    user_code.allow(name)
     fields = settings()
     kinds = [getattr(registry, kind[:-1]) for kind in names.KINDS]
     entries = (kind.get(name) for kind in kinds if name in kind)
-    if entry := own_entry(name, {name}) if ":" in name else next(entries, None):
+    if entry := own_entry(name) if ":" in name else next(entries, None):
         meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
         console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
         console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")

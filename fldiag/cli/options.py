@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fldiag import user_code
 from fldiag.cli.console import Console
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
@@ -30,6 +31,8 @@ AllowCode = Annotated[
     typer.Option(
         metavar="PKG.MOD:NAME",
         help="Import this code although only the run or checkpoint names it; may be given several times.",
+        callback=lambda value: user_code.allow(value),
+        expose_value=False,
     ),
 ]
 TrustFile = Annotated[
@@ -107,7 +110,7 @@ SHARED: dict[str, tuple[Any, Any]] = {
 }
 #: Options of all verbs, and those that no verb is given.
 EVERYWHERE = ("json", "trust_file", "debug")
-ASIDE = ("width", "format", "trust_file", "debug")
+ASIDE = ("width", "format", "allow_code", "trust_file", "debug")
 
 
 def parameter(

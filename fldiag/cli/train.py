@@ -84,14 +84,11 @@ def train(
     from fldiag.training import train as training
     from fldiag.training.sweep import table
 
-    allow_code = options.pop("allow_code")
     overrides = dict(map(configs.parse_override, set_ or []))
     overrides |= {} if seed is None else {"seed": seed}
     is_run = os.path.isdir(source)
     config = (
-        configs.of_run(Run.open(source).allow(allow_code), overrides)
-        if is_run
-        else configs.load(source, overrides)
+        configs.of_run(Run.open(source), overrides) if is_run else configs.load(source, overrides)
     )
     if is_run or dry_run:
         console.result["config"] = config.model_dump(mode="json")

@@ -67,7 +67,6 @@ def diagnose(
     out: Path | None = None,
     write: bool = True,
     cache: Path | None = None,
-    allow_code: str | Iterable[str] = (),
     bar: Bar = lambda title: contextlib.nullcontext(lambda done, total, text: None),
     tell: Callable[[str], None] = lambda text: None,
 ) -> Answer:
@@ -80,7 +79,6 @@ def diagnose(
         out: the folder to write to; by default ``diagnostics`` in the run's, or ``fldiag-out``.
         write: False: nothing is written, and tables are kept in ``cache`` alone.
         cache: where tables are kept; by default ``cache`` in the folder that is written to.
-        allow_code: user code that may be imported although only a run or checkpoint names it.
         bar: shows progress.
         tell: is told remarks.
 
@@ -92,7 +90,7 @@ def diagnose(
     """
     entry = find_diagnostic(name)
     options, subject_options = split_options(entry, values)
-    subjects = open_subjects(entry, options, targets, subject_options, allow_code)
+    subjects = open_subjects(entry, options, targets, subject_options)
     has_vectors = options.get("save_vectors")  # in a file of their own, and not in the store
     if len(subjects) > 1 and has_vectors:
         raise FldiagError("vectors are saved of one checkpoint at a time", usage=True)
@@ -136,7 +134,8 @@ def find_diagnostic(name: str) -> Diagnostic:
     """
     if not user_code.is_code(name):
         return registry.diagnostic.get(name)
-    return registry.diagnostic.own(name, user_code.load_user(name, {name}, "diagnostic"))
+    user_code.allow(name)
+    return registry.diagnostic.own(name, user_code.load_user(name, "diagnostic"))
 
 
 def split_options(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fldiag import data as data_sets
+from fldiag import user_code
 from fldiag.diagnosis.options import (
     HistoryOptions,
     OpenedOptions,
@@ -49,7 +50,8 @@ def load(
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
         data: what ``Problem`` takes, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
         key: which set of weights to read of a file that holds several (``model``, ``model_ema``).
-        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only the file names it.
+        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only the file names it; the
+            consent holds until the process ends.
         trust_file: a ``.pt`` file, or those of the run, are your own. Torch before 2.10 cannot read those of strangers safely,
             so that they are refused there without this; the consent holds until the process ends.
 
@@ -63,12 +65,13 @@ def load(
         what = f"a {type(path).__name__} is not a path"
         raise FldiagError(what, "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
+    user_code.allow(allow_code)
     if trust_file:
         trust_files()
     path = path.parent if path.name == "run.json" else path
     if os.path.isdir(path) and not is_pretrained(path):
-        return with_overrides(Run.open(path), model, data, key).allow(allow_code)
-    return replace(open_checkpoint(path, key), model=model, data=data).allow(allow_code)
+        return with_overrides(Run.open(path), model, data, key)
+    return replace(open_checkpoint(path, key), model=model, data=data)
 
 
 def with_overrides(
@@ -93,7 +96,6 @@ def open_subjects(
     own_options: Mapping[str, Any],
     targets: Sequence[Target | str | Path],
     options: SubjectOptions,
-    allow_code: str | Iterable[str] = (),
 ) -> list[Subject]:
     """What the diagnostic measures, one after the other.
 
@@ -102,7 +104,6 @@ def open_subjects(
         own_options: its own options.
         targets: runs, checkpoints, Problems or a History, as the diagnostic takes them, or paths.
         options: of the targets.
-        allow_code: user code that may be imported although only a run or checkpoint names it.
 
     Raises:
         FldiagError: targets of the wrong kind, or what cannot be opened.
@@ -120,8 +121,6 @@ def open_subjects(
     for target in targets:
         if isinstance(target, (str, Path)):
             target = load(target, key=getattr(options, "key", None))
-        if isinstance(target, (Run, Checkpoint)):
-            target = target.allow(allow_code)
         subjects.append(open_subject(target, options, entry.name))
     opened = [subject.name for subject in subjects]
     for number, (subject, name) in enumerate(zip(subjects, names, strict=True), start=1):

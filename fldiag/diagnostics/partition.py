@@ -190,7 +190,7 @@ def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 def of_config(source: str, overrides: Iterable[str], download: bool) -> pd.DataFrame:
     """The table of the partition that a preset or a TOML file would deal. Raises FldiagError as dealing it does."""
     config = configs.load(source, overrides)
-    dataset = data.load(config.data, download=download, allow_code=config.allowed_code)
+    dataset = data.load(config.data, download=download)
     parts = deal(dataset, config.partition, config.clients.total, config.data.public)
     options = [f"{k} = {v}" for k, v in config.partition.options.items() if k != "min_size"]
     name = [config.data.name, config.partition.kind, *options, f"{config.clients.total} clients"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pandas as pd
 from pydantic import BeforeValidator, Field
 
+from fldiag import user_code
 from fldiag.choices import Data, Device, Download, Model, Root
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs
@@ -122,9 +123,10 @@ def personalise(
     from fldiag.training.personalise import GlobalModel, measure
     from fldiag.training.setup import load_weights, setup_of
 
+    user_code.allow(model, data)
     tables = []
     for run in runs:
-        setup = setup_of(run, device=device, root=root, download=download, names=(model, data))
+        setup = setup_of(run, device=device, root=root, download=download)
         plan = setup.method.personal or Personal((0, 1, 5))
         lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
         plan = replace(plan, epochs=lengths)

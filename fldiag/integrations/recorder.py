@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import data as datasets
-from fldiag import models
-from fldiag.data import Dataset, packed, partition
+from fldiag import models, user_code
+from fldiag.data import Dataset, given, packed, partition
 from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
@@ -25,7 +25,7 @@ from fldiag.problem.loss import is_probabilities
 from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs import base, given
+from fldiag.runs import base
 from fldiag.runs.checkpoint import State
 from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
@@ -91,9 +91,10 @@ class Recorder:
         self.parts: given.Parts | None = None
         if data is None and given.are_examples(clients):
             data, self.parts = given.examples_of(clients)
+        user_code.allow(data, model)
         dataset: Dataset | None = None
         if isinstance(data, str):
-            dataset = datasets.load(data, allow_code={data})
+            dataset = datasets.load(data)
         elif data is not None:
             dataset = given.dataset_of(data, test)
         self.dataset = dataset
@@ -112,7 +113,7 @@ class Recorder:
 
         names = {"model": model, "data": data}
         if isinstance(model, str):
-            model = models.build(model, shape or None, classes, allow_code={model})
+            model = models.build(model, shape or None, classes)
         self.module = unwrap_model(model)
         if trainable:
             self.module = copy.deepcopy(self.module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,15 +21,13 @@ def build(
     options: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
-    allow_code: Collection[str] = (),
     most: int | None = None,
 ) -> nn.Module:
     """A freshly initialised model (PyTorch's default initialisation under ``seed``); global RNG untouched.
 
-    ``name`` is a registered model, or ``pkg.mod:factory`` if it is one of ``allow_code``: that is imported and called as
-    factory(shape, classes, **options) or factory(), the latter where the inputs have no one shape (None). Only what a user typed
-    or consented to may stand in ``allow_code``, never a name out of a file. ``most``: how many parameters there can
-    be, where a file says how large the model is and holds its weights.
+    ``name`` is a registered model, or ``pkg.mod:factory``, which is imported if the user named it, and called as
+    factory(shape, classes, **options) or factory(), the latter where the inputs have no one shape (None). ``most``: how many
+    parameters there can be, where a file says how large the model is and holds its weights.
 
     Raises FldiagError for an unknown model or option, for code that is not allowed, and for a registered model that is larger
     than ``most`` or than the memory of this machine: before anything is allocated.
@@ -49,9 +47,8 @@ def build(
             check_size(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
-        module = _call_factory(
-            name, user_code.load_user(name, allow_code, "model"), shape, classes, options
-        )
+        factory = user_code.load_user(name, "model")
+        module = _call_factory(name, factory, shape, classes, options)
     if not isinstance(module, nn.Module):
         raise FldiagError(
             f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module"

@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from torch.utils._pytree import tree_leaves
 
 from fldiag.errors import FldiagError, first_line
 from fldiag.results import files
-from fldiag.user_code import consent
 
 State = dict[str, Tensor]
 #: Weights as transformers names them, the safest first.
@@ -63,7 +62,6 @@ class Checkpoint:
         buffers: The buffers of these clients, by name, each [K, ...].
         model: A module, a registered name or ``pkg.mod:factory``, instead of what the manifest names.
         data: (x, y), a slice, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``, instead of what the manifest names.
-        allow_code: User code that may be imported although only the manifest names it.
         key: Which of the file's sets of weights ``state`` is, where one was named.
         starts: What each of these clients received, [K, P], where they received different weights.
         start_buffers: The buffers that go with ``starts``, by name, each [K, ...].
@@ -81,7 +79,6 @@ class Checkpoint:
     buffers: State = field(default_factory=dict)
     model: Any = None
     data: Any = None
-    allow_code: frozenset[str] = frozenset()
     key: str = ""
     starts: Tensor | None = None
     start_buffers: State = field(default_factory=dict)
@@ -90,14 +87,6 @@ class Checkpoint:
     def __repr__(self) -> str:
         size = sum(t.numel() for t in self.state.values())
         return f"Checkpoint({str(self.path)!r}, {self.label}, {size:,} numbers, {len(self.client_ids)} clients)"
-
-    def allow(self, code: str | Iterable[str]) -> Checkpoint:
-        """The checkpoint with the consent to import this user code (``pkg.mod:name``, one or several).
-
-        Raises:
-            FldiagError: It has another form.
-        """
-        return replace(self, allow_code=self.allow_code | consent(code))
 
     @property
     def round(self) -> int | None:

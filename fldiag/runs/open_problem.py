@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
+from fldiag.data.given import dataset_of
 from fldiag.data.packed import Packed
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import pretrained
@@ -23,7 +24,6 @@ from fldiag.problem.problem import Problem
 from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.runs import base
 from fldiag.runs.checkpoint import Checkpoint
-from fldiag.runs.given import dataset_of
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
 
@@ -112,7 +112,8 @@ def _criterion(loss: str | Callable[..., Any]) -> Callable[..., Any]:
     if callable(loss):
         return loss
     if ":" in loss:
-        function: Callable[..., Tensor] = user_code.load_user(loss, {loss}, "loss")
+        user_code.allow(loss)
+        function: Callable[..., Tensor] = user_code.load_user(loss, "loss")
         return function
     if loss not in losses.BY_NAME:
         raise unknown("loss", loss, losses.BY_NAME)
@@ -128,12 +129,13 @@ def load_data(
     """The data set that comes with the checkpoint, else the one that it names, which must be the one of its training. Other
     examples that come with it, or that the user's loader returns, are as they are."""
     source, spec = c.data, c.config.get("data", {})
+    user_code.allow(source)
     if isinstance(source, str) and user_code.is_code(source):
-        content = sources.call_loader(source, {source})
+        content = sources.call_loader(source)
         source = source if isinstance(content, Dataset) or is_split(content) else content
     if isinstance(source, (str, Path)):
         section = DataSection(name=str(source), root=root, normalise=normalise)
-        return data.load(section, download=download, allow_code={section.name})
+        return data.load(section, download=download)
     if normalise is not None:
         raise FldiagError(
             f"normalise = {normalise!r} is for data that are given by name, and these are not",
@@ -154,7 +156,7 @@ def load_data(
     folder = spec.get("root")
     root = root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None)
     section = DataSection(**{**values, "root": root})
-    dataset = data.load(section, download=download, allow_code=c.allow_code)
+    dataset = data.load(section, download=download)
     fingerprint = c.manifest.get("provenance", {}).get("data")
     if fingerprint and dataset.fingerprint() != fingerprint:
         raise FldiagError(
@@ -191,7 +193,8 @@ def _built(c: Checkpoint, content: Any) -> nn.Module:
     if isinstance(c.model, nn.Module):
         return c.model
     if c.model is not None:
-        return models.build(str(c.model), *_shapes(c, content), allow_code={str(c.model)})
+        user_code.allow(c.model)
+        return models.build(str(c.model), *_shapes(c, content))
     if not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {}))
@@ -209,7 +212,6 @@ def _built(c: Checkpoint, content: Any) -> nn.Module:
         spec,
         seed=c.manifest["seed"],
         most=sum(t.numel() for t in c.state.values()),
-        allow_code=c.allow_code,
     )
 
 

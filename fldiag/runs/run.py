@@ -21,12 +21,11 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from filelock import FileLock, Timeout
@@ -37,7 +36,6 @@ from fldiag.errors import FldiagError, check_name, counted
 from fldiag.results import files
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint, State, pack, read_checkpoint, read_tensors
-from fldiag.user_code import consent
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -74,7 +72,6 @@ class Run:
         self.path, self.name, self.about = path, path.name, about
         self.model: Any = None
         self.data: Any = None
-        self.allow_code: frozenset[str] = frozenset()
         self.records: list[dict[str, Any]] = []
         self.files: dict[str, str] = dict(about["files"])  # name -> sha256
         self.state_of: dict[int, tuple[str, int]] = {}  # client -> file and row of its newest state
@@ -115,16 +112,6 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, {counted(self.done, 'round')})"
 
-    def allow(self, code: str | Iterable[str]) -> Self:
-        """The run with the consent to import this user code (``pkg.mod:name``, one or several).
-
-        Raises:
-            FldiagError: It has another form.
-        """
-        run = copy(self)
-        run.allow_code |= consent(code)
-        return run
-
     @property
     def _last(self) -> dict[str, Any]:
         return self.records[-1] if self.records else {"round": 0}
@@ -151,7 +138,7 @@ class Run:
         # only here: its schema takes a while, and what is read of a run seldom needs it
         from fldiag.config import Config
 
-        return Config.from_stored(self.about["config"], self.allow_code)
+        return Config.model_validate(self.about["config"])
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -179,8 +166,8 @@ class Run:
                 f"it has {len(rounds)} from {first} to {last}",
                 usage=True,
             )
-        own = {"model": self.model, "data": self.data, "allow_code": self.allow_code}
-        return replace(read_checkpoint(self.verified(self.round_file(r))), run=self, **own)
+        checkpoint = read_checkpoint(self.verified(self.round_file(r)))
+        return replace(checkpoint, run=self, model=self.model, data=self.data)
 
     @property
     def common(self) -> dict[str, Any]:

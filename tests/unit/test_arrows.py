@@ -48,7 +48,7 @@ MAY = {
     "choices": set(),
     "losses": {"errors", "seeding", "params", "choices"},
     "registry": {"errors", "results"},
-    "execution": {"errors", "version", "device"},
+    "execution": {"errors", "version", "device", "user_code"},
     "config": {
         "errors",
         "names",
@@ -60,6 +60,7 @@ MAY = {
     "sections": {"errors"},
     "user_code": {"errors", "sections"},
     "data": GROUND,
+    "data/given": GROUND | {"data", "problem"},
     "models": GROUND,
     "results": GROUND,
     "local": GROUND | {"models"},
@@ -119,7 +120,7 @@ def nodes_of(file):
 
 def package(file):
     parts = file.relative_to(ROOT).with_suffix("").parts
-    if parts == ("diagnostics", "personalise"):  # the one that trains
+    if parts in (("diagnostics", "personalise"), ("data", "given")):  # one trains, one reads trees
         return "/".join(parts)
     return "" if parts == ("__init__",) else parts[0]
 
