@@ -16,7 +16,7 @@ from fldiag.cli.options import Out, parameter, signed
 from fldiag.registry import Diagnostic, diagnostic, entry_points, load_entry_point
 
 #: Options of subjects that only Python has.
-UNTYPED = ("round", "name")
+UNTYPED = ("round",)
 
 
 def command(name: str) -> Any:

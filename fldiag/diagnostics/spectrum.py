@@ -53,9 +53,7 @@ LAMBDA_1 = Number(
     {"metric": "eigenvalue", "index": 1, "layer": None},
     needs=("model",),
     options={"k": 1},
-    over="residuals",
     column="λ₁ ± residual",
-    short="λ₁",
     within=("landscape",),
 )
 
