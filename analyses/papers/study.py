@@ -27,7 +27,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import fldiag
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag.results import files
 
 STORE, OUT = Path("checkpoints/figures"), Path("figures")
@@ -309,7 +309,7 @@ def make(study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
     }
     figure = study.draw(table)
     if scale.data and about["runs"]:
-        data = f"{scale.images:,} images of {words.data(scale.data)}"
+        data = f"{scale.images:,} images of {style.display_name(scale.data)}"
         rounds = f"{table['round'].max():g} rounds, " if "round" in table else ""
         seeds = f"{len(about['seeds'])} seed{'s' * (len(about['seeds']) > 1)}"
         head(figure, f"Reduced: {data}, {rounds}{seeds}")

@@ -27,7 +27,7 @@ from fldiag.registry import (
 )
 
 #: Options of subjects that only Python has.
-UNTYPED = ("round", "name")
+UNTYPED = ("round",)
 
 
 class Verbs(TyperGroup):

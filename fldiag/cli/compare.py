@@ -153,7 +153,7 @@ def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> 
 
 def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:
     """Say what was asked and answered, and write the table with its provenance. Returns the files."""
-    from fldiag.compare import wording
+    from fldiag.compare import picture
     from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest
@@ -161,7 +161,7 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     about = {**table.attrs, **sides}
     console.say("A: {}   B: {}".format(*about["labels"]))
     console.say(about["question"])
-    rows = wording.rows(table)
+    rows = picture.rows(table)
     console.table(rows)
     for text in about["notes"]:
         console.note(text)

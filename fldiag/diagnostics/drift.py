@@ -49,7 +49,6 @@ DISTANCE = Number(
     {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
     needs=("model", "partition"),
     column="Drift: distance of client weights from the received",
-    short="drift",
     options={"rounds": "last", "rho": (), "gradients": False, "representation": False},
 )
 

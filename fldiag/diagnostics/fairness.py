@@ -48,7 +48,6 @@ NUMBERS = tuple(
         {"metric": name, "scope": "global", "estimator": "bayesian bootstrap"},
         share=name in ("mean_accuracy", "worst_decile", "ece"),
         needs=("partition",),
-        over="examples of clients",
     )
     for name, (text, better) in SPREADS.items()
 )

@@ -32,7 +32,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fldiag
 from fldiag import registry
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 
 Row = dict[str, Any]
 METHODS = ("fedavg", "feddf", "fedproj")
@@ -236,7 +236,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 ax.scatter(px, py, s=5, c=face, marker=marker, edgecolor=ink, linewidth=0.4)
             ax.set_title(head + text, fontsize=7)
             ax.set(xticks=[], yticks=[], xlabel="first component")
-            ax.set_ylabel(f"{words.name(method)}\nsecond component")
+            ax.set_ylabel(f"{style.display_name(method)}\nsecond component")
             ax.label_outer()
             ax.spines[:].set_visible(True)
         handles: list[Any] = [

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import fldiag
 from fldiag.data import Dataset
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag.training.setup import Setup
 
 Row = dict[str, Any]
@@ -191,7 +191,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 place = {"xytext": shift, "textcoords": "offset points", "fontsize": 9}
                 ax.annotate(name, point, ha="center", va="center", **place)
             ax.margins(0.15)
-            ax.set(title=words.name(method), xlabel="x", ylabel="y", aspect="equal")
+            ax.set(title=style.display_name(method), xlabel="x", ylabel="y", aspect="equal")
         hollow = {"color": "k", "markerfacecolor": "none", "markersize": 6}
         handles = [Line2D([], [], **{**ring, **hollow}) for ring in rings]
         handles += [Line2D([], [], **LINE), Line2D([], [], **CROSS)]
