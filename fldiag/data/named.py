@@ -12,9 +12,9 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ from fldiag.sections import DataSection
 from fldiag.seeding import numpy_rng
 
 
-@dataclass(frozen=True)
-class Preprocessing:
+class Preprocessing(NamedTuple):
     """Mean and deviation per stored channel for pixels in [0, 1]; augmentation names; channel repetition."""
 
     mean: tuple[float, ...]
@@ -37,8 +36,7 @@ class Preprocessing:
     repeat: int = 1
 
 
-@dataclass(frozen=True)
-class ImageSet:
+class ImageSet(NamedTuple):
     """What a set shows, the shape of a stored image, its classes, its variants, and its source: a class of torchvision, or the
     folders of its splits, or else a file."""
 
@@ -158,14 +156,13 @@ def root_of(section: DataSection) -> Path | None:
 
 def folder(section: DataSection) -> Path:
     """The folder of data. Raises FldiagError where none is set."""
-    path = root_of(section)
-    if path is None:
-        raise FldiagError(
-            f"data set {section.name!r} needs a data folder, and none is set",
-            f"set FLDIAG_DATA (or data.root) to a folder that holds {section.name}.npz, or an empty one and pass --download",
-            usage=True,
-        )
-    return path
+    if path := root_of(section):
+        return path
+    raise FldiagError(
+        f"data set {section.name!r} needs a data folder, and none is set",
+        f"set FLDIAG_DATA (or data.root) to a folder that holds {section.name}.npz, or an empty one and pass --download",
+        usage=True,
+    )
 
 
 def find(section: DataSection, download: bool) -> Dataset:
@@ -195,7 +192,7 @@ def find(section: DataSection, download: bool) -> Dataset:
             f"{list(x.shape[1:])} (channels first), not {spec.classes} of uint8 {list(spec.shape)}",
             "put the original there, or load the file as npz:PATH",
         )
-    return replace(dataset, classes=spec.classes, **vars(spec.variants[variant]))
+    return replace(dataset, classes=spec.classes, **spec.variants[variant]._asdict())
 
 
 def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
@@ -218,12 +215,8 @@ def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
     return arrays
 
 
-def _of_folders(spec: ImageSet, home: Path, variant: str) -> tuple[Tensor, ...]:
-    splits, names = zip(
-        *(_packed(home / name, spec.shape[-1]) for name in spec.splits), strict=True
-    )
-    if any(classes != names[0] or len(classes) != spec.classes for classes in names):
-        raise FldiagError(f"{home} has not the same {spec.classes} class folders in every split")
+def _of_folders(spec: ImageSet, home: Path, variant: str) -> Sequence[Tensor]:
+    splits = [_packed(home / name, spec) for name in spec.splits]
     if variant == "fedproj":
         x, y = map(torch.cat, zip(*splits, strict=True))
         order = torch.from_numpy(numpy_rng(0, "cinic10 split").permutation(len(y)))
@@ -234,8 +227,8 @@ def _of_folders(spec: ImageSet, home: Path, variant: str) -> tuple[Tensor, ...]:
     return (*map(torch.cat, zip(*enlarged, strict=True)), *splits[-1])
 
 
-def _packed(home: Path, side: int) -> tuple[tuple[Tensor, Tensor], list[str]]:
-    """Pictures uint8 [n, 3, side, side] and classes [n] of a folder with one folder a class, and the names of these.
+def _packed(home: Path, spec: ImageSet) -> tuple[Tensor, Tensor]:
+    """Pictures uint8 [n, 3, side, side] and classes [n] of a folder with one folder a class.
 
     A picture's shorter side is resized to ``side`` and the centre kept. Decoding takes seconds to an hour, so it is done once,
     into ``.fldiag/`` beside the folder, and the file is mapped into memory: a set may be larger than the memory. A digest of
@@ -246,7 +239,9 @@ def _packed(home: Path, side: int) -> tuple[tuple[Tensor, Tensor], list[str]]:
 
     try:
         pictures = ImageFolder(str(home))
-        stats = [(file, os.stat(file)) for file, _ in pictures.samples]
+        if len(pictures.classes) != spec.classes:
+            raise ValueError(f"{len(pictures.classes)} class folders, not {spec.classes}")
+        side, stats = spec.shape[-1], [(file, os.stat(file)) for file, _ in pictures.samples]
         mark = repr([(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]).encode()
         digest = hashlib.sha256(mark).hexdigest()[:16]
         path = home.parent / ".fldiag" / f"{home.name}-{side}-{digest}.npy"
@@ -266,7 +261,4 @@ def _packed(home: Path, side: int) -> tuple[tuple[Tensor, Tensor], list[str]]:
             os.replace(part, path)
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises, and a full disk
         raise FldiagError(f"cannot read the pictures {home}/<class>/* ({error})") from None
-    return (
-        torch.from_numpy(np.load(path, mmap_mode="c")),
-        torch.tensor(pictures.targets),
-    ), pictures.classes
+    return torch.from_numpy(np.load(path, mmap_mode="c")), torch.tensor(pictures.targets)
