@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fldiag import names, registry, user_code
+from fldiag import registry, user_code
 from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
@@ -59,7 +60,7 @@ def diagnose(
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
             ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
             ``trainable``, ``weight_decay``, ``root``, ``download`` and
-            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]`` (``name`` of one); and
+            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]``; and
             ``executor``, for any target.
 
     Returns:
@@ -87,11 +88,10 @@ def diagnose(
         bar=lambda title: notebook_bar(title, progress),
         tell=tell or (lambda text: None),
     )
-    for text in (item.text for item in standing(answer.table) if isinstance(item, Note)):
-        if tell:
-            tell(text)
-        else:
-            warnings.warn(text, stacklevel=2)
+    say = tell or partial(warnings.warn, stacklevel=2)
+    for item in standing(answer.table):
+        if isinstance(item, Note):
+            say(item.text)
     return answer.table
 
 
@@ -115,7 +115,7 @@ def check(
             seed.
         b: the baseline, likewise; without one, conditions compare with numbers only.
         fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
-            ``fldiag.compare.conditions``); by default ``"accuracy < baseline"``.
+            ``fldiag.compare.check``); by default ``"accuracy < baseline"``.
         level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
         allow_code: as for ``diagnose``.
         **options: ``model``, ``data``, ``root``, ``download`` and ``device``, as for ``diagnose``.
@@ -191,13 +191,12 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
         )
     if "diagnostic" in table.columns and of != "diff":
         table = table[table["diagnostic"] == of].drop(columns="diagnostic")
-    drawings: Mapping[str, registry.Draw] = (
-        {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
+    paint: registry.Function | None = (
+        picture.draw if of == "diff" else registry.diagnostic.get(of).drawings.get("")
     )
-    figure: Figure | None = None
     try:
         with style.use_sheet(width):
-            figure = drawings[""](table) if "" in drawings else None
+            figure: Figure | None = paint and paint(table)
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         what = f"this table has not what the picture of {of!r} shows ({error!r})"
         raise FldiagError(what, usage=True) from error
@@ -222,4 +221,4 @@ def catalogue(kind: str) -> dict[str, str]:
     >>> "fedsol" in fldiag.catalogue("methods")
     True
     """
-    return names.of(kind)
+    return registry.catalogue(kind)

@@ -9,18 +9,19 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 from pydantic import BaseModel, Field, model_validator
 
-from fldiag import minilm, names, registry, user_code
+from fldiag import registry, user_code
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     LARGEST,
     PARTITION_OPTIONS,
+    PIECES,
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
@@ -91,15 +92,15 @@ class Config(ConfigSection):
             return tree  # which the sections refuse
         method = {"name": "fedavg", **tree.get("method", {})}
         model = {"name": "small_cnn", **tree.get("model", {})}
-        if ":" not in str(method["name"]):
-            method = _with_defaults(registry.method.get(str(method["name"])), method)
+        if not user_code.is_code(method["name"]):
+            entry = registry.method.get(str(method["name"]))
+            method = _with_defaults(entry, method)
             # options of the method that live in the model, such as stochastic depth
-            shared = registry.method.get(method["name"]).meta["model"]
-            model |= {key: method[key] for key in shared}
-        if ":" not in str(model["name"]):
+            model |= {key: method[key] for key in entry.meta["model"]}
+        if not user_code.is_code(model["name"]):
             entry, data = registry.model.get(str(model["name"])), dict(tree.get("data", {}))
             if "vocabulary" in entry.options.model_fields:
-                size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
+                size = PIECES if data.get("tokenizer") else data.get("vocabulary")
                 model.setdefault("vocabulary", size or VOCABULARY)
             if model["name"] == "minilm" and data.get("tokenizer") != "minilm":
                 raise ValueError(
@@ -126,6 +127,10 @@ class Config(ConfigSection):
     def load(cls, source: str | Path, **overrides: Any) -> Config:
         """A config from a preset's name or a TOML file.
 
+        Besides the sections of a config the file may say what single methods get, where no override says otherwise:
+        ``[options.METHOD]``, values of that method's own options; and ``[needs.public.SECTION]`` and ``[needs.stages.SECTION]``,
+        keys for all methods that need unlabelled public inputs, or a model that shows its stages.
+
         Args:
             source: ``fldiag.catalogue("presets")`` names the presets.
             **overrides: keys to replace, as in ``replace``.
@@ -136,7 +141,16 @@ class Config(ConfigSection):
         Raises:
             FldiagError: an unknown preset, an unreadable file or anything invalid in it.
         """
-        return load(source, {key.replace("__", "."): v for key, v in overrides.items()})
+        tree = _read(source)
+        user_code.allow(tree)
+        needs, options = tree.pop("needs", {}), tree.pop("options", {})
+        overrides = _dotted(overrides)
+        name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
+        keys = {f"method.{key}": value for key, value in options.get(name, {}).items()}
+        for need in registry.method.get(name).meta["needs"] if ":" not in name else ():
+            for section, table in needs.get(need, {}).items():
+                keys |= {f"{section}.{key}": value for key, value in table.items()}
+        return build(tree, {**keys, **overrides})
 
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced.
@@ -150,7 +164,7 @@ class Config(ConfigSection):
         Raises:
             FldiagError: an unknown key or a wrong value.
         """
-        return build(self.model_dump(), {key.replace("__", "."): v for key, v in overrides.items()})
+        return build(self.model_dump(), _dotted(overrides))
 
     @property
     def method_version(self) -> int:
@@ -162,6 +176,10 @@ class Config(ConfigSection):
 def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:
     options = {key: value for key, value in section.items() if key != "name"}
     return {"name": entry.name, **entry.validate(options)}
+
+
+def _dotted(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("__", "."): value for key, value in overrides.items()}
 
 
 def settings() -> dict[str, Any]:
@@ -212,29 +230,6 @@ def _drop_method(sections: dict[str, Any]) -> None:
             sections.get("model", {}).pop(option, None)
 
 
-def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
-    """A config from a preset name or a TOML file, with overrides: ``key=value`` each, or dotted key -> value.
-
-    Besides the sections of a config the file may say what single methods get, where no override says otherwise:
-    ``[options.METHOD]``, values of that method's own options; and ``[needs.public.SECTION]`` and ``[needs.stages.SECTION]``,
-    keys for all methods that need unlabelled public inputs, or a model that shows its stages.
-
-    Raises:
-        FldiagError: an unknown preset, an unreadable file or anything invalid in it.
-    """
-    if not isinstance(overrides, Mapping):
-        overrides = dict(map(parse_override, overrides))
-    tree = _read(source)
-    user_code.allow(tree)
-    needs, options = tree.pop("needs", {}), tree.pop("options", {})
-    name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
-    keys = {f"method.{key}": value for key, value in options.get(name, {}).items()}
-    for need in registry.method.get(name).meta["needs"] if ":" not in name else ():
-        for section, table in needs.get(need, {}).items():
-            keys |= {f"{section}.{key}": value for key, value in table.items()}
-    return build(tree, {**keys, **overrides})
-
-
 def of_run(run: Any, overrides: Mapping[str, Any]) -> Config:
     """A config with the data, model and partition of a trained or recorded run, to train another method in its federation.
 
@@ -283,10 +278,11 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _read(source: str | Path) -> dict[str, Any]:
     """A TOML file or, of that name, a preset."""
-    texts, is_file = names.preset_texts(), os.path.isfile(source)
-    if not is_file and source not in texts:
-        raise unknown("preset", str(source), texts)
+    texts = registry.preset_texts()
     try:
+        is_file = os.path.isfile(source)
         return tomllib.loads(Path(source).read_text("utf-8") if is_file else texts[str(source)])
+    except KeyError:
+        raise unknown("preset", str(source), texts) from None
     except (OSError, ValueError, RecursionError) as error:
         raise FldiagError(f"{source} is not valid TOML: {error}", usage=True) from None

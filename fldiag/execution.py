@@ -32,10 +32,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from fldiag import user_code
+from fldiag import __version__, user_code
 from fldiag.device import full_precision
 from fldiag.errors import FldiagError, first_line
-from fldiag.version import version
 
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
@@ -140,7 +139,7 @@ def _end_with_parent() -> None:
 
 
 def _versions() -> tuple[str, str]:
-    return version(), torch.__version__
+    return __version__, torch.__version__
 
 
 # -- pools

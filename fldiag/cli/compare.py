@@ -18,9 +18,6 @@ from fldiag.errors import FldiagError
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Exit code of a check that failed.
-FAILED = 3
-
 A = Annotated[
     str,
     typer.Argument(
@@ -70,7 +67,7 @@ def check(
         what = f"not tested: {row['condition']}: {row['note']}"
         raise FldiagError(what, row["remedy"], usage=True)
     if outcome.verdict == "fail" or (strict and outcome.verdict == "undecided"):
-        sys.exit(FAILED)
+        sys.exit(3)
 
 
 @verb("Compare", *OPENED, "width", "format")
@@ -134,7 +131,7 @@ def report(
         if entry.name in member.tables:
             continue
         try:
-            diagnose(entry.name, [member.run], options, **console.listeners)
+            diagnose(entry.name, [member.run], options, bar=console.progress, tell=console.note)
         except FldiagError as error:
             console.note(f"{member.label}: no {entry.name}: {error}")
     members = collect(runs)
@@ -156,15 +153,15 @@ def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> 
 
 def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:
     """Say what was asked and answered, and write the table with its provenance. Returns the files."""
-    from fldiag.compare import wording
+    from fldiag.compare import picture
     from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.files import write_table
-    from fldiag.results.provenance import digest, provenance
+    from fldiag.results.provenance import digest
 
     about = {**table.attrs, **sides}
     console.say("A: {}   B: {}".format(*about["labels"]))
     console.say(about["question"])
-    rows = wording.rows(table)
+    rows = picture.rows(table)
     console.table(rows)
     for text in about["notes"]:
         console.note(text)
@@ -172,4 +169,4 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     console.result |= {**about, "rows": plain.to_dict("records")}
     kind = "check" if "condition" in table else "diff"
     path = prepare(out or FALLBACK) / f"{kind}-{digest(*sides.values(), rows)[:8]}"
-    return write_table(table, path, {**provenance(), **about})
+    return write_table(table, path, about)

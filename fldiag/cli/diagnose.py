@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.app import verb
+from fldiag.cli.app import ask, verb
 from fldiag.cli.console import Console
-from fldiag.cli.derived import ask
 from fldiag.cli.options import Device, Download, Out, Set
 
 

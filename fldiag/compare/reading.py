@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +16,8 @@ from fldiag.diagnosis.diagnose import Bar, diagnose, folder_of
 from fldiag.diagnosis.options import ProblemOptions
 from fldiag.diagnosis.subjects import open_subject
 from fldiag.errors import FldiagError
-from fldiag.problem.problem import Problem
 from fldiag.results.numbers import Number
+from fldiag.results.progress import notebook_bar
 from fldiag.results.select import only
 from fldiag.runs.run import Run
 
@@ -35,7 +34,7 @@ class Reader:
 
     subject_options: Mapping[str, Any] = field(default_factory=dict)
     cache: bool = False
-    bar: Bar = lambda title: nullcontext(lambda done, total, text: None)
+    bar: Bar = notebook_bar
     tables: dict[Any, pd.DataFrame] = field(default_factory=dict)
 
     def samples(self, member: Member, number: Number, is_of_examples: bool = False) -> pd.Series:
@@ -85,8 +84,9 @@ class Reader:
         if key not in self.tables:
             options = {**number.options, **self.subject_options}
             cache = folder_of([member]) / "cache" if self.cache else None
-            seen: dict[str, Any] = {"write": False, "cache": cache, "bar": self.bar}
-            self.tables[key] = diagnose(number.source, [member], options, **seen).table
+            self.tables[key] = diagnose(
+                number.source, [member], options, write=False, cache=cache, bar=self.bar
+            ).table
         rows = only(self.tables[key], **{"scope": "global", **number.row})[:1]
         values = rows["value"].dropna().astype(float)
         if values.empty:
@@ -98,12 +98,12 @@ class Reader:
         """``loss`` of the last global model on each test example (of examples that were given, on these), and ``accuracy``:
         whether it is right, where there are classes."""
         try:
-            problem = open_subject(member, ProblemOptions(slice="test", **self.subject_options))
+            options = ProblemOptions(slice="test", **self.subject_options)
+            problem: Any = open_subject(member, options)
         except FldiagError:
             if self.subject_options.get("data") is None and member.data is None:
                 raise
             problem = open_subject(member, ProblemOptions(**self.subject_options))
-        assert isinstance(problem, Problem)
         scores, (_, y) = problem.scores(), problem.outputs()
         if scores.each is None or not isinstance(y, Tensor):
             raise FldiagError("the loss is not a mean over examples", "give one label an example")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import grad
 
-from fldiag.choices import Matrix
 from fldiag.errors import FldiagError, first_line
+from fldiag.sections import Matrix
 
 #: v [P] -> Mv [P], both in float64.
 Operator = Callable[[Tensor], Tensor]

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.random import Generator
 
-from fldiag.errors import FldiagError, first_line, unknown
+from fldiag.errors import FldiagError, first_line
 from fldiag.seeding import numpy_rng
 
 Parts = list[np.ndarray]
@@ -45,19 +45,17 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
         labels: Integer class labels [n] (array or tensor).
         clients: How many.
         seed: Of the partition.
-        options: Those of the kind; one that is None counts as not given.
+        options: Those of the kind.
 
     Returns:
         ``clients`` sorted int64 index arrays, none of them empty.
 
     Raises:
-        FldiagError: An unknown kind, more clients than the data feed, and an LDA that cannot reach its minimum size.
+        FldiagError: More clients than the data feed, and an LDA that cannot reach its minimum size.
 
     >>> [part.tolist() for part in make("sharding", [0, 0, 1, 1], clients=2, seed=0, shards=1)]
     [[2, 3], [0, 1]]
     """
-    if kind not in _KINDS:
-        raise unknown("partition kind", kind, _KINDS)
     labels = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
     if kind != "iid" and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
         raise FldiagError(
@@ -65,13 +63,12 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
             "use partition.kind = iid",
             usage=True,
         )
-    least = max(1, options.get("min_size") or 1)
+    least = max(1, options.get("min_size", 1))
     if clients * least > len(labels):
         raise _too_many(
             f"{clients} clients cannot share {len(labels)} examples, at least {least} each (min_size)"
         )
     rng = seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}")
-    options = {key: value for key, value in options.items() if value is not None}
     parts = _KINDS[kind](labels, clients, rng, **options)
     if empty := sum(len(part) == 0 for part in parts):
         raise _too_many(f"partition {kind!r} leaves {empty} of {clients} clients without examples")
@@ -105,11 +102,9 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
     pools = []
     for members in by_class:
         # Equal shards, of which the first ones get an example more each, from the end of the class.
-        size = len(members) // each * each
-        shards_of_class = [*members[:size].reshape(each, -1)]
-        for j, example in enumerate(members[size:]):
-            shards_of_class[j] = np.append(shards_of_class[j], example)
-        pools.append([shards_of_class[j] for j in rng.permutation(each)])
+        size = len(members) // each
+        shard = np.append(np.repeat(np.arange(each), size), np.arange(len(members) % each))
+        pools.append([members[shard == j] for j in rng.permutation(each)])
     dealt = rng.permutation(np.repeat(np.arange(len(by_class)), each))
     missing = shards * clients - len(dealt)
     # The last clients go without, one shard each and once more from the end.
@@ -224,7 +219,7 @@ def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: 
         choice = rng.choice(len(by_class), size=classes, replace=False)
         row[:] = choice[rng.integers(classes, size=size)]
         # A small client can miss a class by chance; it then gives up an example of one it holds twice.
-        for c in sorted({*choice.tolist()} - {*row.tolist()}):
+        for c in np.setdiff1d(choice, row):
             spare = np.flatnonzero(np.bincount(row)[row] > 1)
             row[spare[rng.integers(len(spare))]] = c
     return _fill(by_class, rows, rng)

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.choices import EveryRound, Seed, Tol
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -25,6 +24,7 @@ from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
+from fldiag.sections import EveryRound, Seed, Tol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

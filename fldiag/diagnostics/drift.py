@@ -16,7 +16,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.choices import Proximal
 from fldiag.diagnostics.geometry import load, seen_by_head
 from fldiag.execution import workspace
 from fldiag.params import Layout, cosine, norm
@@ -29,6 +28,7 @@ from fldiag.results.summary import Item, Say, missing_notes, of_rounds
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
+from fldiag.sections import Proximal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,6 @@ DISTANCE = Number(
     {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
     needs=("model", "partition"),
     column="Drift: distance of client weights from the received",
-    short="drift",
     options={"rounds": "last", "rho": (), "gradients": False, "representation": False},
 )
 

@@ -15,7 +15,6 @@ import pandas as pd
 from pydantic import Field
 from scipy import sparse, special
 
-from fldiag.choices import BINS, FEWEST, ClientSlice, EveryRound
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -28,6 +27,7 @@ from fldiag.results.statistics import gini, share, worst_decile
 from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,6 @@ NUMBERS = tuple(
         {"metric": name, "scope": "global", "estimator": "bayesian bootstrap"},
         share=name in ("mean_accuracy", "worst_decile", "ece"),
         needs=("partition",),
-        over="examples of clients",
     )
     for name, (text, better) in SPREADS.items()
 )

@@ -16,7 +16,6 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from fldiag.choices import Products, Rtol, Seed, Tol
 from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -31,6 +30,7 @@ from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History
+from fldiag.sections import Products, Rtol, Seed, Tol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.choices import EveryRound, Products, Rtol, Seed
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
@@ -28,6 +27,7 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row, table
 from fldiag.runs.history import History, Stored
+from fldiag.sections import EveryRound, Products, Rtol, Seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,12 +20,11 @@ from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor
 
-from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, select, wide_range
+from fldiag.plotting.shapes import floats, wide_range
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
@@ -35,6 +34,7 @@ from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, Vectors, table
+from fldiag.sections import Matrix, Which
 from fldiag.seeding import seed_for, torch_rng
 
 #: Lanczos steps from each of so many random vectors, and values at which the density is given.
@@ -53,9 +53,7 @@ LAMBDA_1 = Number(
     {"metric": "eigenvalue", "index": 1, "layer": None},
     needs=("model",),
     options={"k": 1},
-    over="residuals",
     column="λ₁ ± residual",
-    short="λ₁",
     within=("landscape",),
 )
 
@@ -158,11 +156,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them.
-
-    Raises FldiagError for a table without eigenvalues.
-    """
-    eigenvalues, density = select(frame, "eigenvalue", "spectrum"), only(frame, metric="density")
+    """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them."""
+    eigenvalues, density = (only(frame, metric=m) for m in ("eigenvalue", "density"))
     looks, count = style.looks(frame["run"]), 1 + (len(density) > 0)
     with style.paper():
         fig = style.figure(style.wide(style.ONE_COLUMN * count), 2.3, layout="constrained")

@@ -29,7 +29,7 @@ from fldiag.runs import base
 from fldiag.runs.checkpoint import State, plain
 from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
-from fldiag.training.evaluate import score_rows, scores_of
+from fldiag.training.record import evaluate, score_rows
 
 #: The recorders of this process by their folders: ``resume`` takes the place of one that an interrupted cell left.
 OPEN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
@@ -373,18 +373,17 @@ class Recorder:
             return []
 
         def outputs(x: Tensor) -> Tensor:
-            z = logits_of(model(x)).float()
+            z = logits_of(model(x[0])).float()
             if not dataset.regression and is_probabilities(z):
                 raise FldiagError("the model returns probabilities, and the loss is of logits")
-            return z
+            return z.unsqueeze(0)
 
         try:
             with torch.random.fork_rng(devices=[]):
                 model.train()
                 model.load_state_dict(state, strict=False)
                 model.eval()
-                dtype = next(model.parameters()).dtype
-                scores = scores_of(outputs, dataset, torch.device("cpu"), dtype)
+                scores = evaluate(outputs, dataset, next(model.parameters()))
         except Exception as error:  # of the user's model, for which training must not end
             text = f"the global model could not be evaluated: {error_text(error)}"
             self.note(text)

@@ -12,12 +12,11 @@ from pydantic import AfterValidator, ValidationInfo
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.choices import Rule, Strength
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part, Perturbation, method
 from fldiag.parts.proximal import KL, ProximalLoss
 from fldiag.parts.withheld import proximal_loss
-from fldiag.sections import NonNegative, Positive
+from fldiag.sections import NonNegative, Positive, Rule, Strength
 from fldiag.step import Step
 
 if TYPE_CHECKING:

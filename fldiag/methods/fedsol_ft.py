@@ -2,11 +2,10 @@
 
 from typing import Literal
 
-from fldiag.choices import Rule
 from fldiag.method import Method, method
 from fldiag.methods.fedsol import Rho, fedsol
 from fldiag.parts.personal import Epochs, FineTune
-from fldiag.sections import Positive
+from fldiag.sections import Positive, Rule
 
 
 @method(

@@ -6,11 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from fldiag.choices import Rule, Strength
 from fldiag.method import Method, Perturbation, method
 from fldiag.methods.fedsol import FedSOL, Rho, radius
 from fldiag.parts.proximal import KL, L2
-from fldiag.sections import NonNegative, Positive
+from fldiag.sections import NonNegative, Positive, Rule, Strength
 from fldiag.step import Step
 
 #: id -> the point of grad L_l, the point of grad L_p (None: no such term): w, w + eps_p or w + eps_c

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fldiag import registry, user_code
-from fldiag.device import memory
 from fldiag.errors import FldiagError
 from fldiag.seeding import seed_for
 
@@ -30,7 +29,7 @@ def build(
     parameters there can be, where a file says how large the model is and holds its weights.
 
     Raises FldiagError for an unknown model or option, for code that is not allowed, and for a registered model that is larger
-    than ``most`` or than the memory of this machine: before anything is allocated.
+    than ``most``: before anything is allocated.
     """
     options = dict(options or {})
     with torch.random.fork_rng(devices=[]):
@@ -44,7 +43,8 @@ def build(
                     usage=True,
                 )
             options = entry.validate(options)
-            check_size(name, lambda: entry.build(shape, classes, **options), most)
+            if most is not None:
+                check_size(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
         factory = user_code.load_user(name, "model")
@@ -56,21 +56,14 @@ def build(
     return module
 
 
-def check_size(name: str, make: Callable[[], nn.Module], most: int | None = None) -> None:
-    """Raises FldiagError when the model that ``make`` returns has more parameters than ``most``, or than fit into memory."""
+def check_size(name: str, make: Callable[[], nn.Module], most: int) -> None:
+    """Raises FldiagError when the model that ``make`` returns has more parameters than ``most``."""
     parameters = count_parameters(make)
-    if most is not None and parameters > most:
+    if parameters > most:
         raise FldiagError(
             f"model {name!r} as the file describes it has {parameters:,} parameters, and the file holds {most:,} "
             "numbers",
             "the file was edited; use the original",
-        )
-    if 4 * parameters > memory():
-        raise FldiagError(
-            f"model {name!r} with these options has {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and "
-            f"this machine has {memory() / 1e9:,.0f} GB of memory",
-            "choose a smaller model",
-            usage=True,
         )
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from fldiag.choices import Matrix
 from fldiag.curvature.operator import Curvature, Differences, finite
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
@@ -40,6 +39,7 @@ from fldiag.problem.scores import Scores, score
 from fldiag.problem.weights import copy_module, load, unwrap_model, vector
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
+from fldiag.sections import Matrix
 
 #: Examples of a batch at most; more gain nothing, as their activations leave the processor's caches.
 LARGEST = 512

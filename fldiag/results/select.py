@@ -36,15 +36,14 @@ def only(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
     >>> len(only(frame, client=3)), len(only(frame, client=None))
     (0, 3)
     """
-    keep = np.ones(len(frame), dtype=bool)
+    keep = np.ones(len(frame), bool)
     for column, condition in where.items():
-        is_several = isinstance(condition, (list, tuple, set, frozenset))
-        choice = list(condition) if is_several else [condition]
+        choice = condition if isinstance(condition, (list, tuple, set, frozenset)) else [condition]
         values = frame[column] if column in frame else pd.Series(None, frame.index, dtype=object)
         hit = values.isna() & any(pd.isna(value) for value in choice)
         for value in choice:
             hit |= (values == value).fillna(False).astype(bool)
-        keep &= hit.to_numpy(dtype=bool)
+        keep &= hit.to_numpy(bool)
     return frame[keep]
 
 
@@ -94,8 +93,7 @@ def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
 
 def last_round(frame: pd.DataFrame, metric: str | None = None) -> int | None:
     """The last of ``rounds``, None when there is none."""
-    all_rounds = rounds(frame, metric)
-    return all_rounds[-1] if all_rounds else None
+    return max(rounds(frame, metric), default=None)
 
 
 def spread(numbers: Sequence[int], most: int) -> list[int]:

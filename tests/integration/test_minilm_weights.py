@@ -1,15 +1,15 @@
-"""MiniLM from the files of its package, which ``make test-integrations`` installs."""
+"""MiniLM from the files of its package."""
 
 import torch
 from torch.nn import functional as F
 
-from fldiag import minilm, models
+from fldiag import models
 from fldiag.data.text import Words
-from fldiag.sections import SPECIAL
+from fldiag.models import minilm
 
 
 def test_the_encoder_knows_what_sentences_mean():
-    encoder, pieces = models.build("minilm", (16,), 2).eval(), minilm.pieces(SPECIAL)[0]
+    encoder, pieces = models.build("minilm", (16,), 2).eval(), minilm.pieces()[0]
     sentences = "a gripping film about love", "a touching movie on romance", "the tax was amended"
     z, longer = (
         F.normalize(encoder.features(Words.of(pieces, n).numbers([(s,) for s in sentences]).long()))

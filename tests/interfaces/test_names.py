@@ -3,23 +3,26 @@
 import copy
 import importlib.metadata
 import pickle
+import pkgutil
 import sys
 import types
 
 import pytest
 
 import fldiag
-from fldiag import names, registry, user_code
+from fldiag import registry, user_code
 from fldiag.errors import FldiagError
 from fldiag.user_code import allow, load_user
 
 
-@pytest.mark.parametrize("kind", names.KINDS)
+@pytest.mark.parametrize("kind", registry.KINDS)
 def test_names_read_from_the_sources_are_those_registered(kind):
-    entries = getattr(registry, kind[:-1])
-    own = [n for n in entries.names() if entries.get(n).build.__module__.startswith("fldiag.")]
-    listed = names.built_in(kind)
-    assert sorted(listed) == sorted(own)
+    entries, package = getattr(registry, kind[:-1]), f"fldiag.{registry.KINDS[kind]}"
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        importlib.import_module(module.name)
+    own = [n for n, e in entries.entries.items() if e.build.__module__.startswith("fldiag.")]
+    listed = registry.built_in(kind)
+    assert sorted(listed) == sorted(n for n in own if ":" not in n)
     assert {n: listed[n].summary for n in own} == {n: entries.get(n).headline for n in own}
     if kind == "diagnostics":
         assert {n: listed[n].on for n in own} == {n: entries.get(n).on for n in own}

@@ -9,7 +9,7 @@ from commands import run as typed
 from helpers import config
 
 import fldiag
-from fldiag import Config, FldiagError, method, registry, user_code
+from fldiag import Config, FldiagError, registry, user_code
 from fldiag.training import train
 from fldiag.training.setup import Setup
 
@@ -75,7 +75,7 @@ def test_it_trains_as_a_registered_method_does(
     [
         ("mine_methods:absent", {}, ["no function 'absent'", "known:"]),
         ("no_module:pull", {}, ["cannot import no_module", "install it"]),
-        ("mine_methods:Pull", {}, ["is a type", "function that returns a fldiag.Method"]),
+        ("mine_methods:Pull", {}, ["force: Field required"]),
         ("mine_methods:number", {}, ["returned a int", "return a fldiag.Method"]),
         ("mine_methods:fails", {}, ["RuntimeError", "no"]),
         ("mine_methods:pull", {"forc": 1}, ["unknown key 'forc'", "did you mean 'force'?"]),
@@ -100,7 +100,7 @@ def test_an_override_of_the_name_drops_the_options_of_the_former(folder):
 
 def test_a_registered_function_brings_what_it_was_registered_with(folder):
     user_code.allow("fldiag.methods.fedprox:fedprox")
-    entry = method.own_entry("fldiag.methods.fedprox:fedprox")
+    entry = registry.method.get("fldiag.methods.fedprox:fedprox")
     assert entry.meta == registry.method.get("fedprox").meta
 
 
