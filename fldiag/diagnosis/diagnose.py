@@ -252,7 +252,7 @@ def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
         note = files.read_json(json)
         digests = {note["table"]["file"]: note["table"]["sha256"], **note["pictures"]}
         is_whole = all(sha256(path.with_name(name)) == digests[name] for name in digests)
-    except (OSError, ValueError, KeyError, FldiagError):
+    except (OSError, KeyError, FldiagError):
         return []
     is_same = about.items() <= note.items() and not str(about["commit"]).endswith("-dirty")
     return [json, *map(path.with_name, digests)] if is_whole and is_same else []

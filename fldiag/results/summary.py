@@ -98,9 +98,9 @@ def missing_notes(table: pd.DataFrame) -> list[Note]:
     return list(map(Note, texts))
 
 
-def percent(value: float | None) -> str:
+def percent(value: Any) -> str:
     """A share in percent, – for none."""
-    return "–" if is_missing(value) else f"{number(100 * float(value or 0), 3)} %"
+    return "–" if is_missing(value) else f"{number(100 * value, 3)} %"
 
 
 def plus_minus(value: Any, error: Any, share: bool = False) -> str:
@@ -157,7 +157,7 @@ def standing(table: pd.DataFrame) -> list[Item]:
         A sentence a model and slice, and a note where its accuracy is not above that of a guess (``guess_accuracy``) by
         ``ERRORS`` standard errors.
     """
-    if "inputs" not in table.columns:
+    if "inputs" not in table:
         return []
     rows = table.dropna(subset=["inputs", "value"])
     items: list[Item] = []
