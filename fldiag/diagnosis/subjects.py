@@ -180,6 +180,6 @@ def remarks(subject: Subject) -> list[str]:
         texts += problem.remarks
         frozen = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
         if frozen:
-            how = "constants" if problem.frozen else "weights (--trainable: as constants)"
+            how = "constants" if problem.trainable else "weights (--trainable: as constants)"
             texts.append(f"{problem.name}: {frozen:,} frozen parameters count as {how}")
     return texts

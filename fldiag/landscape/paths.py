@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from fldiag.problem.loss import Scores
 from fldiag.problem.problem import Problem
-from fldiag.problem.scores import Scores
 from fldiag.results.table import Row
 
 #: What the rows along a way have of the rows of scores.
@@ -35,12 +35,12 @@ class Path:
     @staticmethod
     def between(start: Problem, end: Problem) -> Path:
         """From one model to another, each with its own buffers."""
-        buffers = {n: b for n, b in end.buffers.items() if b.is_floating_point()}
+        named = end.module.named_buffers()
+        buffers = {n: end.state[n] for n, b in named if b.is_floating_point()}
         return Path(start, end.w.double() - start.w.double(), buffers)
 
     def scores(self, t: float) -> Scores:
-        own = self.problem.buffers.items()
-        buffers = {n: b.lerp(self.buffers[n], t) if n in self.buffers else b for n, b in own}
+        buffers = {n: self.problem.state[n].lerp(b, t) for n, b in self.buffers.items()}
         return self.problem.scores(self.problem.w.double() + t * self.offset, buffers)
 
 
