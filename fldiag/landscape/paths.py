@@ -35,8 +35,7 @@ class Path:
     @staticmethod
     def between(start: Problem, end: Problem) -> Path:
         """From one model to another, each with its own buffers."""
-        named = end.module.named_buffers()
-        buffers = {n: end.state[n] for n, b in named if b.is_floating_point()}
+        buffers = {n: b for n, b in end.buffers.items() if b.is_floating_point()}
         return Path(start, end.w.double() - start.w.double(), buffers)
 
     def scores(self, t: float) -> Scores:

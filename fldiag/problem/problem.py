@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from types import CodeType
 from typing import Any, Self
 
 import numpy as np
@@ -118,6 +119,11 @@ class Problem:
         """The weights [P]."""
         return self.layout.row(self.state)
 
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's buffers by name."""
+        return {n: self.state[n] for n, _ in self.module.named_buffers()}
+
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
         return f"Problem({name}{self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
@@ -159,8 +165,7 @@ class Problem:
         vars(problem).update({k: v for k, v in vars(self).items() if k not in own})
         if isinstance(params, Tensor):
             params = named(params, Layout.of(self.module))
-        kept = {n: self.state[n] for n, _ in self.module.named_buffers()}
-        tensors = {**kept, **params, **(buffers or {})}
+        tensors = {**self.buffers, **params, **(buffers or {})}
         shapes = {n: t.shape for n, t in self.state.items()}
         misfits = [n for n in shapes if n not in tensors or tensors[n].shape != shapes[n]]
         if misfits:
@@ -504,10 +509,23 @@ def without_addresses(value: Any) -> str:
 
 
 def code_of(function: Any) -> str:
-    """What a Python function computes, as far as its byte code and constants say ('' for a built-in one)."""
+    """What a function computes, as far as its byte code and constants say, also of functions within ('' for a built-in one).
+
+    Of a partial function, and of an object that is called, it is that of the function behind it.
+    """
+    function = getattr(function, "func", function)
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "forward", type(function).__call__)
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
     inner = [cell.cell_contents for cell in function.__closure__ or ()]
-    text = code.co_code.hex(), code.co_consts, code.co_names, inner, function.__defaults__
-    return without_addresses(text)
+    inner = [_parts_of(getattr(value, "__code__", value)) for value in inner]
+    return without_addresses((_parts_of(code), inner, function.__defaults__))
+
+
+def _parts_of(code: Any) -> Any:
+    """Byte code, constants and names, without places in files; what is no code is itself."""
+    if not isinstance(code, CodeType):
+        return code
+    return code.co_code.hex(), [*map(_parts_of, code.co_consts)], code.co_names
