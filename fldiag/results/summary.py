@@ -21,6 +21,15 @@ class Small:
     rows: Sequence[Row]
     columns: Mapping[str, str]
 
+    @classmethod
+    def of(
+        cls, rows: pd.DataFrame | Sequence[Row], columns: Mapping[str, str] | None = None
+    ) -> Small:
+        """Rows with missing entries as None; by default all columns, under their own names."""
+        frame = pd.DataFrame(rows)
+        values = frame.astype(object).where(frame.notna(), None)
+        return cls(values.to_dict("records"), columns or {name: name for name in frame})
+
 
 @dataclass(frozen=True)
 class Say:
@@ -77,9 +86,7 @@ def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> 
     for name, where in columns.items():
         where = {**select.WHOLE, **where}
         small[name] = [select.number(frame, **where, round=r) for r in small["round"]]
-    small = small.dropna(axis="columns", how="all")
-    values = small.astype(object).where(small.notna(), None)
-    return Small(values.to_dict("records"), {name: name for name in small})
+    return Small.of(small.dropna(axis="columns", how="all"))
 
 
 def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
