@@ -7,7 +7,7 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fldiag import losses
 from fldiag.diagnostics.geometry import load, seen_by_head
-from fldiag.execution import workspace
 from fldiag.params import Layout, cosine, norm
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, lines
@@ -25,13 +24,10 @@ from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, missing_notes, of_rounds
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 from fldiag.sections import Proximal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
@@ -84,7 +80,6 @@ def round_rows(
         return rows
     rows += gradient_rows(history, stored) if gradients else []
     for j, k in enumerate(stored.ids):
-        workspace().show(j, len(stored.ids), f"client {k}")
         if of_client(history, k)["n_examples"]:
             rows += proximal_rows(history, stored, j, rho, loss)
     return rows + (cka_rows(history, stored) if representation else [])
@@ -336,7 +331,7 @@ def mean_rows(history: History, rows: list[Row]) -> list[Row]:
 
 
 @compares_runs
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> style.Figure:
     """Means over the clients of every round, with standard errors; of several runs each panel's first line, a line a run."""
     rows = only(table, scope="global", moment=("trained", "received"), layer=None)
     rows = rows.dropna(subset=["value"])
@@ -344,13 +339,10 @@ def draw(table: pd.DataFrame) -> Figure:
     panels: dict[str, dict[str, pd.DataFrame]] = {}
     for label, metrics in PANELS.items():
         parts: dict[str, pd.DataFrame] = {}
-        for metric, text in metrics.items():
-            groups = only(rows, metric=metric).groupby(
-                ["estimator", "rho"], dropna=False, sort=False
-            )
-            for (estimator, rho), part in groups:
-                name = text if pd.isna(rho) else f"ρ = {rho:g}"
-                parts["local steps" if estimator == "steps" else name] = part
+        keys, chosen = ["metric", "estimator", "rho"], only(rows, metric=set(metrics))
+        for (metric, estimator, rho), part in chosen.groupby(keys, dropna=False, sort=False):
+            name = metrics[metric] if pd.isna(rho) else f"ρ = {rho:g}"
+            parts["local steps" if estimator == "steps" else name] = part
         if looks and parts:
             name, part = next(iter(parts.items()))
             label, parts = f"{label}\n{name}".strip(), dict(list(part.groupby("run", sort=False)))
@@ -458,7 +450,5 @@ def drift(
         missing = "gradients, proximal losses and representations are left out"
         history.note(None, f"there are no examples: {missing}")
     rows = [{"estimator": "exact", **row} for row in rows] + recorded_rows(history)
-    rows += mean_rows(history, rows)
-    rows = [{**row, "masked": bool(pd.isna(row["value"]))} for row in rows]
-    rows += history.final_rows()
-    return table([*rows, *history.notes], **history.common, rho=None, proximal=None)
+    rows += [*mean_rows(history, rows), *history.final_rows()]
+    return history.table(rows, rho=None, proximal=None)

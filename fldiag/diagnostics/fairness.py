@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,12 +25,9 @@ from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import gini, share, worst_decile
 from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Numbers over the clients -> what they are, and which way is better.
 SPREADS: dict[str, tuple[str, Literal["higher", "lower"]]] = {
@@ -155,7 +152,7 @@ def round_rows(
     rows: list[Row] = []
     for k, at in examples.items():
         base: Row = {"scope": "client", "client": k, "slice": f"client:{k}/{on}"}
-        base |= {"n_examples": len(at), "size": len(history.parts[k]), "estimator": "exact"}
+        base |= {"n_examples": len(at), "size": len(history.parts[k])}
         rows.append({**base, "metric": "accuracy", **share(model.right[at].sum(), len(at))})
     times = matrix.sum(0)
     shares = np.bincount(y, weights=times, minlength=logits.shape[1]) / times.sum()
@@ -164,7 +161,7 @@ def round_rows(
     base |= {"n_clients": len(examples), "n_different": int((times > 0).sum())}
     totals: list[Row] = [
         *spread_rows(model, matrix),
-        {"metric": "loss", "estimator": "exact", "value": times @ model.loss / times.sum()},
+        {"metric": "loss", "value": times @ model.loss / times.sum()},
         {"metric": "ece_floor", "estimator": "normal approximation", "value": floor(model, times)},
     ]
     for row in totals:
@@ -176,7 +173,7 @@ def round_rows(
 # Picture and summary
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> style.Figure:
     """The clients of the last round from worst to best with Wilson's intervals."""
     rows = only(table, round=last_round(table, "mean_accuracy"))
     clients = only(rows, scope="client", metric="accuracy").dropna(subset=["value"])
@@ -207,8 +204,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     last = only(table, scope="global", round=last_round(table, "mean_accuracy"))
     rows = only(last, metric=[*SPREADS, "ece_floor", "accuracy"])
     columns = {"metric": "last round", "value": "value", "low": "95 % from", "high": "to"}
-    each = rows[list(columns)].astype(object)
-    yield Small(each.where(each.notna(), None).to_dict("records"), columns)
+    yield Small.of(rows[list(columns)], columns)
     n, different = (number(rows, column=c) for c in ("n_examples", "n_different"))
     yield Say(f"the clients have {n:g} examples, of which {different:g} are different")
     yield from missing_notes(table)
@@ -278,8 +274,7 @@ def fairness(
     )
     for k in examples.keys() - clients.keys():
         few: Row = {"scope": "client", "client": k, "note": "too few examples", "value": None}
-        few |= {"metric": "accuracy", "estimator": "exact", "slice": f"client:{k}/{on}"}
+        few |= {"metric": "accuracy", "slice": f"client:{k}/{on}"}
         rows.append(few)
-    rows = [{"moment": "aggregated", "masked": row["value"] is None, **row} for row in rows]
-    notes = [{"estimator": "exact", **note} for note in history.notes]
-    return table([*rows, *notes], **history.common)
+    rows = [{"moment": "aggregated", **row} for row in rows]
+    return history.table(rows, estimator="exact")
