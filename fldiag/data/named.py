@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,8 @@ from fldiag.sections import DataSection
 from fldiag.seeding import numpy_rng
 
 
-class Preprocessing(NamedTuple):
+@dataclass(frozen=True)
+class Preprocessing:
     """Mean and deviation per stored channel for pixels in [0, 1]; augmentation names; channel repetition."""
 
     mean: tuple[float, ...]
@@ -192,7 +193,7 @@ def find(section: DataSection, download: bool) -> Dataset:
             f"{list(x.shape[1:])} (channels first), not {spec.classes} of uint8 {list(spec.shape)}",
             "put the original there, or load the file as npz:PATH",
         )
-    return replace(dataset, classes=spec.classes, **spec.variants[variant]._asdict())
+    return replace(dataset, classes=spec.classes, **vars(spec.variants[variant]))
 
 
 def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
@@ -216,7 +217,11 @@ def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
 
 
 def _of_folders(spec: ImageSet, home: Path, variant: str) -> Sequence[Tensor]:
-    splits = [_packed(home / name, spec) for name in spec.splits]
+    splits, names = zip(
+        *(_packed(home / name, spec.shape[-1]) for name in spec.splits), strict=True
+    )
+    if any(classes != names[0] or len(classes) != spec.classes for classes in names):
+        raise FldiagError(f"{home} has not the same {spec.classes} class folders in every split")
     if variant == "fedproj":
         x, y = map(torch.cat, zip(*splits, strict=True))
         order = torch.from_numpy(numpy_rng(0, "cinic10 split").permutation(len(y)))
@@ -227,8 +232,8 @@ def _of_folders(spec: ImageSet, home: Path, variant: str) -> Sequence[Tensor]:
     return (*map(torch.cat, zip(*enlarged, strict=True)), *splits[-1])
 
 
-def _packed(home: Path, spec: ImageSet) -> tuple[Tensor, Tensor]:
-    """Pictures uint8 [n, 3, side, side] and classes [n] of a folder with one folder a class.
+def _packed(home: Path, side: int) -> tuple[tuple[Tensor, Tensor], list[str]]:
+    """Pictures uint8 [n, 3, side, side] and classes [n] of a folder with one folder a class, and the names of these.
 
     A picture's shorter side is resized to ``side`` and the centre kept. Decoding takes seconds to an hour, so it is done once,
     into ``.fldiag/`` beside the folder, and the file is mapped into memory: a set may be larger than the memory. A digest of
@@ -239,9 +244,7 @@ def _packed(home: Path, spec: ImageSet) -> tuple[Tensor, Tensor]:
 
     try:
         pictures = ImageFolder(str(home))
-        if len(pictures.classes) != spec.classes:
-            raise ValueError(f"{len(pictures.classes)} class folders, not {spec.classes}")
-        side, stats = spec.shape[-1], [(file, os.stat(file)) for file, _ in pictures.samples]
+        stats = [(file, os.stat(file)) for file, _ in pictures.samples]
         mark = repr([(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]).encode()
         digest = hashlib.sha256(mark).hexdigest()[:16]
         path = home.parent / ".fldiag" / f"{home.name}-{side}-{digest}.npy"
@@ -261,4 +264,7 @@ def _packed(home: Path, spec: ImageSet) -> tuple[Tensor, Tensor]:
             os.replace(part, path)
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises, and a full disk
         raise FldiagError(f"cannot read the pictures {home}/<class>/* ({error})") from None
-    return torch.from_numpy(np.load(path, mmap_mode="c")), torch.tensor(pictures.targets)
+    return (
+        torch.from_numpy(np.load(path, mmap_mode="c")),
+        torch.tensor(pictures.targets),
+    ), pictures.classes

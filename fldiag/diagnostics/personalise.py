@@ -18,7 +18,7 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
-from fldiag.sections import Data, Device, Download, Model, Root
+from fldiag.sections import Device, Download, Root
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -93,8 +93,13 @@ def personalise(
             "run's method has a fine-tuning plan)."
         ),
     ] = None,
-    model: Model = None,
-    data: Data = None,
+    model: Annotated[
+        str | None, Field(description="Model of the run, if it is your own code: pkg.mod:factory.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        Field(description="Data of the run, if they come from your own code: pkg.mod:factory."),
+    ] = None,
     root: Root = None,
     download: Download = False,
     device: Device = "auto",
