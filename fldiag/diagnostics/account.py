@@ -98,11 +98,9 @@ def effect_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Ro
     clients, row = stored.clients.double(), {"metric": "effect", "estimator": "exact"}
     row |= {"moment": "aggregated", "scope": "client"}
     distance = float((p @ clients - stored.aggregated).norm())
-    if not distance <= SAME * float(stored.aggregated.norm()) or float(p.max()) == 1:
-        yield from ({**row, "client": k, "value": None, "note": NO_MEAN} for k in stored.ids)
-        return
+    is_mean = distance <= SAME * float(stored.aggregated.norm())
     others = p.expand(len(p), -1).clone().fill_diagonal_(0)
-    others /= others.sum(1, keepdim=True)
+    others /= others.sum(1, keepdim=True)  # nan for a client that is alone
     models = [stored.end]
     for q, w in zip(others, (others @ clients).to(stored.clients), strict=True):
         means = {
@@ -112,8 +110,10 @@ def effect_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Ro
         }
         models.append((w, {**stored.buffers, **means}))
     losses = history.evaluate(models).loss[:, stretch]
-    for k, loss in zip(stored.ids, losses[1:], strict=True):
-        yield {**row, "client": k, **sample_mean(loss - losses[0])}
+    for k, q, loss in zip(stored.ids, others, losses[1:], strict=True):
+        is_known = is_mean and not q.isnan().any()
+        numbers = sample_mean(loss - losses[0]) if is_known else {"note": NO_MEAN}
+        yield {**row, "client": k, "value": None, **numbers}
 
 
 # Picture and summary

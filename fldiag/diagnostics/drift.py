@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
@@ -109,29 +108,27 @@ def products(rows: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Ten
 
 def weight_rows(stored: Stored, layout: Layout, p: Tensor) -> list[Row]:
     """Distances and cosines of the clients' weights and updates; ``p``: the clients' shares [K] of the average."""
-    server = stored.aggregated - stored.received
-    # the server's update is the last row
-    sums = products(torch.cat([stored.moved, server[None]]), layout)
+    server, moved = (stored.aggregated - stored.received).double(), stored.moved
+    sums = products(moved, layout)
     whole: Row = {"moment": "trained", "scope": "global", "n_clients": int((p > 0).sum())}
     ids, rows = stored.ids, []
     for layer, (inner, distances) in sums.items():
-        lengths = inner.diagonal()[:-1].sqrt()
+        lengths = inner.diagonal().sqrt()
         rows += rows_of("global_local_divergence", ids, lengths, layer)
-        rows += rows_of("local_local_divergence", ids, distances[:-1, :-1].sqrt(), layer)
-        mean = (p @ inner[:-1, :-1] @ p).clamp(min=0).sqrt()  # the length of the mean update
+        rows += rows_of("local_local_divergence", ids, distances.sqrt(), layer)
+        mean = (p @ inner @ p).clamp(min=0).sqrt()  # the length of the mean update
         consensus = float((mean / (p @ lengths)).clamp(max=1))
-        row: Row = {"metric": "update_consensus", "layer": layer, "value": consensus}
-        rows.append({**whole, **row})
+        rows.append({**whole, "metric": "update_consensus", "layer": layer, "value": consensus})
     inner, _ = sums[None]
     lengths = inner.diagonal().sqrt()
     cosines = (inner / torch.outer(lengths, lengths)).clamp(-1, 1)
     squared = (stored.clients - stored.aggregated).double().square().sum(1)
-    rows += rows_of("update_norm", ids, lengths[:-1])[:-1]
+    rows += rows_of("update_norm", ids, lengths)[:-1]
     rows += rows_of("squared_divergence", ids, squared)
-    rows += rows_of("update_cosine", ids, cosines[:-1, :-1])
-    rows += rows_of("server_cosine", ids, cosines[:-1, -1])
+    rows += rows_of("update_cosine", ids, cosines)
+    rows += rows_of("server_cosine", ids, cosine(moved.double(), server))
     row = {"metric": "update_norm", "moment": "aggregated", "scope": "global"}
-    return [*rows, {**row, "value": float(lengths[-1])}]
+    return [*rows, {**row, "value": float(torch.linalg.vector_norm(server))}]
 
 
 def rows_of(
@@ -295,7 +292,7 @@ def recorded_rows(history: History) -> list[Row]:
         steps = history.run.steps(r)
         if steps is None:
             continue
-        steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
+        steps = only(steps, metric=STEP_METRICS).dropna(subset=["index", "client"])
         keys = ["metric", "layer", "proximal", "client"]
         for row in means(steps, keys, n_steps=("value", "count")):
             row |= {"round": r, "moment": "trained", "scope": "client", "estimator": "steps"}

@@ -167,7 +167,8 @@ def round_rows(
     for row in totals:
         if row["metric"] in guesses:
             row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
-    return rows + [{**base, **row} for row in totals]
+        rows.append({**base, **row})
+    return rows
 
 
 # Picture and summary
@@ -179,14 +180,14 @@ def draw(table: pd.DataFrame) -> style.Figure:
     clients = only(rows, scope="client", metric="accuracy").dropna(subset=["value"])
     clients, totals = clients.sort_values(["value", "client"]), only(rows, scope="global")
     y, low, high = (floats(clients[column]) for column in ("value", "low", "high"))
-    mean, worst, spread, error, chance = (
+    mean, worst, spread, ece, chance = (
         number(totals, name)
         for name in ("mean_accuracy", "worst_decile", "accuracy_gini", "ece", "ece_floor")
     )
     with style.paper():
         fig, (ax,) = style.panels(1, 2.7, width=style.ONE_COLUMN)
-        mark = {**style.look(2).point, "elinewidth": 0.7, "capsize": 0}
-        ax.errorbar(range(len(y)), y, (y - low, high - y), **mark)
+        error = y - low, high - y
+        ax.errorbar(range(len(y)), y, error, elinewidth=0.7, capsize=0, **style.look(2).point)
         ax.axhline(mean or 0.0, color="#666666", linestyle=":")
         ax.set(xlabel="clients, worst first", ylabel="accuracy", xticks=[], ylim=(-0.03, 1.03))
         style.percents(ax.yaxis)
@@ -194,7 +195,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
         ax.axvspan(-0.5, -(-len(y) // 10) - 0.5, color=style.look(1).color, alpha=0.2, linewidth=0)
         about = f"round {int(rows['round'].iloc[0])}; bars: 95 % intervals; dotted: mean {mean:.1%}"
         about += f"\nshaded: worst tenth, {worst:.1%}; Gini {style.number(spread, 2)}"
-        about += f"\nECE {style.number(error, 2)} (by chance {style.number(chance, 2)})"
+        about += f"\nECE {style.number(ece, 2)} (by chance {style.number(chance, 2)})"
         fig.suptitle(about, fontsize=7)
     return fig
 
@@ -273,8 +274,7 @@ def fairness(
         round_rows, every_round=every_round, clients=False, examples=clients, on=on, bins=bins
     )
     for k in examples.keys() - clients.keys():
-        few: Row = {"scope": "client", "client": k, "note": "too few examples", "value": None}
-        few |= {"metric": "accuracy", "slice": f"client:{k}/{on}"}
-        rows.append(few)
+        few = {"metric": "accuracy", "value": None, "note": "too few examples"}
+        rows.append({**few, "scope": "client", "client": k, "slice": f"client:{k}/{on}"})
     rows = [{"moment": "aggregated", **row} for row in rows]
     return history.table(rows, estimator="exact")

@@ -276,11 +276,9 @@ def flatness(
         r = stored.round
         if r % every and r != history.rounds[-1]:
             continue
-        for k in set(stored.ids) - set(sizes):
-            history.note(r, f"client {k} has no training examples: left out", k)
         units: list[Unit] = [(r, "aggregated", None, "global")]
         units += [(r, "aggregated", k, "client") for k in sizes]
-        units += [(r, "trained", k, "client") for k in stored.ids if k in sizes]
+        units += [(r, "trained", k, "client") for k in stored.ids]
         decay = float(training.get("lr_decay", 1.0)) ** (r - 1)
         step = float(training["lr"]) * decay if is_sgd else None
         results = on_surfaces(history, units, flatness_rows, step=step, **settings)

@@ -19,7 +19,7 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of
+from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of, spread
 from fldiag.results.statistics import sample_mean, share
 from fldiag.results.summary import Item, Say, guess_accuracy, missing_notes, of_rounds, plus_minus
 from fldiag.results.table import Row
@@ -74,7 +74,7 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
     models["aggregated", None] = stored.end
     scores = history.evaluate(list(models.values()), test=not own)
 
-    def add(metric: str, about: Row, sample: np.ndarray, of: Callable[..., Row]) -> None:
+    def add(metric: str, about: Row, sample: np.ndarray, of: Callable[..., Row] = share_of) -> None:
         row: Row = {"value": None, "stderr": None}
         if len(sample) >= min_count and not np.isnan(sample).any():
             row = of(sample)
@@ -83,11 +83,9 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
 
     classes, labels = 0, pool.y[pool.test].cpu().numpy()
     guesses: dict[str, float | None] = {"loss": None}
-    right: dict[tuple[str, int | None], np.ndarray] = {}
     if scores.right is not None:
-        right = dict(
-            zip(models, np.where(scores.valid[:, None], scores.right, np.nan), strict=True)
-        )
+        answered = np.where(scores.valid[:, None], scores.right, np.nan)
+        right = dict(zip(models, answered, strict=True))
         classes = history.dataset.classes
         shares = np.bincount(labels, minlength=classes) / len(labels)
         accuracy = guess_accuracy(shares.tolist(), pool.split)
@@ -100,11 +98,11 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
             history.note(stored.round, f"the {moment} weights{owner} give no numbers", k)
         for name, examples in slices(pool, ids if k is None else (k,), own).items():
             if classes:
-                add("accuracy", {**base, "slice": name}, right[moment, k][examples], share_of)
+                add("accuracy", {**base, "slice": name}, right[moment, k][examples])
             add("loss", {**base, "slice": name}, loss[examples], sample_mean)
         for c, member in enumerate(members):
             sample = right[moment, k][pool.test][member]
-            add("class_accuracy", {**base, "index": c}, sample, share_of)
+            add("class_accuracy", {**base, "index": c}, sample)
     for row in rows:
         is_whole = row["scope"] == "global" and row["slice"] == pool.split
         if is_whole and row["metric"] in guesses:
@@ -122,8 +120,8 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         rows.append({**row, "value": max(drops, default=None)})
         is_seen = (class_counts(history, k) > 0)[labels]
         for moment, values in answers.items():
-            add("accuracy_seen", {**base, "moment": moment}, values[is_seen], share_of)
-            add("accuracy_unseen", {**base, "moment": moment}, values[~is_seen], share_of)
+            add("accuracy_seen", {**base, "moment": moment}, values[is_seen])
+            add("accuracy_unseen", {**base, "moment": moment}, values[~is_seen])
     return rows + mean_rows(rows, pool)
 
 
@@ -221,7 +219,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
     """Accuracy (of regression: loss) by moment over the rounds with standard errors, and what each client forgot of each class
     in the last round; of several runs a panel a moment with a line a run, and a heatmap a run.
 
-    Of many clients the heatmap has percentiles over them, each class by itself; grey cells rest on too few examples."""
+    Of many clients the heatmap has some, evenly spread; grey cells rest on too few examples."""
     metric = "accuracy" if (table["metric"] == "accuracy").any() else "loss"
     rows = only(table, metric=metric, slice=split_of(table), **WHOLE)
     curves = pd.concat([only(rows, moment=moment) for moment in MOMENTS])
@@ -258,24 +256,21 @@ def class_cells(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows = only(table, metric=metric)
     rows = only(rows, round=[None, rows["round"].max()])
     rows = rows.astype({"client": int, "index": int, "value": float})
-    return rows.pivot(index="client", columns="index", values="value")
+    wide = rows.pivot(index="client", columns="index", values="value")
+    return wide.loc[spread(wide.index, MANY)]
 
 
 def draw_classes(ax: style.Axes, wide: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
     """A heatmap with a dot where the client has no example of the class."""
     absent = np.argwhere(examples.reindex_like(wide).to_numpy() == 0)
     notes = ["grey: too few examples"] * bool(wide.isna().any(axis=None))
-    ylabel = "client"
-    if len(wide) > MANY:
-        wide = wide.quantile(np.linspace(0, 1, 11)).set_axis(range(0, 101, 10), axis="index")
-        ylabel = "percentile of the clients"
-    elif len(absent):
+    if len(absent):
         ax.plot(*absent[:, ::-1].T + 0.5, ".", color="#222222", markersize=3)
         notes.insert(0, "dot: client has none")
     ax.set_facecolor("#bbbbbb")
     colors = {"vmin": -reach, "vmax": reach, "cmap": style.DIVERGING}
     cells(ax, wide, **colors, cbar_kws={"label": "received − trained"})
-    ax.set(xlabel="class" + f" ({'; '.join(notes)})" * bool(notes), ylabel=ylabel)
+    ax.set(xlabel="class" + f" ({'; '.join(notes)})" * bool(notes), ylabel="client")
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:

@@ -132,25 +132,21 @@ def unit_gram(output: Tensor) -> Tensor:
 
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round."""
-    stretch = history.stretch(split)
-    n = stretch.stop - stretch.start
-    trained = [numbers_of(history, stored.client(j), stretch) for j in range(len(stored.ids))]
-    models: list[tuple[Row, dict[str, float]]] = [
-        ({"moment": moment, "scope": "global"}, numbers_of(history, weights, stretch))
-        for moment, weights in (("received", stored.start), ("aggregated", stored.end))
-    ]
-    client: Row = {"moment": "trained", "scope": "client"}
-    models += [({**client, "client": k}, v) for k, v in zip(stored.ids, trained, strict=True)]
-    rows = [
-        {**about, "metric": metric, "value": value, "n_examples": n}
-        for about, numbers in models
-        for metric, value in numbers.items()
-    ]
-    whole: Row = {"moment": "trained", "scope": "global"}
+    stretch, rows = history.stretch(split), list[Row]()
+    models: list[tuple[str, int | None, Weights]]
+    models = [("received", None, stored.start), ("aggregated", None, stored.end)]
+    models += [("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)]
+    for moment, k, weights in models:
+        about: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
+        about["n_examples"] = stretch.stop - stretch.start
+        numbers = numbers_of(history, weights, stretch)
+        rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
+    trained: Row = {"moment": "trained", "scope": "global"}
+    clients = only(pd.DataFrame(rows), scope="client").dropna(subset=["value"])
     for metric in METRICS:
-        known = [numbers[metric] for numbers in trained if not math.isnan(numbers[metric])]
-        rows.append({**whole, "metric": metric, "n_clients": len(known), **sample_mean(known)})
-    rows += [{**whole, **row} for row in similarity_rows(history, stored, stretch)]
+        values = only(clients, metric=metric)["value"]
+        rows.append({**trained, "metric": metric, "n_clients": len(values), **sample_mean(values)})
+    rows += [{**trained, **row} for row in similarity_rows(history, stored, stretch)]
     return [{"slice": split, **row} for row in rows]
 
 
@@ -178,15 +174,15 @@ def call(
     return outputs, calls
 
 
-def seen_by_head(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, nn.Linear] | None]:
+def seen_by_head(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, Any] | None]:
     """The model's outputs, and what its head receives [n, d], with the head: the linear layer whose output is the model's. None
     where there is none, or no other layer."""
-    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    linears = (m for m in module.modules() if isinstance(m, nn.Linear))
     outputs, calls = call(module, linears, x)
-    heads = [m for m in linears if m in calls and calls[m][1] is outputs]
-    if not heads or len(Layout.of(module).layers) < 2:
-        return outputs, None
-    return outputs, (calls[heads[0]][0][0].flatten(1), heads[0])
+    for head, (inputs, output) in calls.items():
+        if output is outputs and len(Layout.of(module).layers) > 1:
+            return outputs, (inputs[0].flatten(1), head)
+    return outputs, None
 
 
 def numbers_of(history: History, weights: Weights, stretch: slice) -> dict[str, float]:

@@ -65,11 +65,11 @@ def layer_rows(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]
     for metric, value in numbers.items():
         yield {"moment": "aggregated", "scope": "global", "metric": metric, "value": value}
     bases = [row_space(factor, eps) for factor in a]
-    for (i, first), (j, second) in combinations(enumerate(bases), 2):
+    for (k, first), (j, second) in combinations(zip(ids, bases, strict=True), 2):
         value = procrustes(first, second)
         most = (first.shape[1] + second.shape[1]) ** 0.5
         numbers = {"value": value, "scaled": value / most} if most and b.any() else {}
-        about = {"moment": "trained", "scope": "pair", "client": ids[i], "client_b": ids[j]}
+        about = {"moment": "trained", "scope": "pair", "client": k, "client_b": j}
         yield {**about, "metric": "misalignment", "value": None, **numbers}
 
 
