@@ -233,13 +233,11 @@ def proximal_rows(
     if layout.has_head:
         spans["part:head"] = slice(*layout.span("head"))
     for radius in rho:
-        g_u = None
+        g_u = g_p * torch.nan
         if float(norm(g_p)) >= floor:  # else it is rounding noise
             g_u = gradient(history, k, local, w + losses.perturbation(g_p, radius, Lambda))[1]
         for layer, span in spans.items():
-            value = np.nan
-            if g_u is not None:
-                value = float(cosine(g_u[span], g_p[span], floor))
+            value = float(cosine(g_u[span], g_p[span], floor))
             row = {**name, "metric": "cos_gu_gp", "rho": radius, "layer": layer}
             rows.append({**row, "value": value})
     for layer, (mean, n) in losses.mean_strengths(Lambda, layout).items():
