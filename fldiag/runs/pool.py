@@ -148,9 +148,13 @@ def evaluate(
                 if right is not None:
                     right[at] = (losses.predicted(outputs) == y).cpu().numpy()
 
-    own = partial(torch.set_num_threads, 1 if workers > 1 else torch.get_num_threads())
-    with threads(torch.get_num_threads()), ThreadPoolExecutor(workers, initializer=own) as each:
-        list(each.map(score, range(0, len(models), count)))
+    starts = range(0, len(models), count)
+    if workers == 1:
+        list(map(score, starts))
+    else:
+        own = partial(torch.set_num_threads, 1)
+        with threads(torch.get_num_threads()), ThreadPoolExecutor(workers, initializer=own) as each:
+            list(each.map(score, starts))
     loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
     valid = ~np.isnan(loss.sum(1))
     loss[~valid] = np.nan
