@@ -10,17 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from pydantic import Field
-from scipy.interpolate import RectBivariateSpline
-from scipy.ndimage import minimum_filter
 from torch import Tensor
 
 from fldiag.errors import FldiagError
@@ -33,6 +28,10 @@ from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Small, at_centre
 from fldiag.results.table import Row, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Points along an axis. Every fourth line is evaluated first, then every second, then all.
 POINTS, STEPS = 41, (4, 2, 1)
@@ -75,6 +74,8 @@ def spline(
 
     Where logarithms are drawn it goes through roots: near its minimum a loss is quadratic, and its logarithm is not.
     """
+    from scipy.interpolate import RectBivariateSpline  # half a second
+
     values = np.sqrt(losses) if is_log else losses
     z = RectBivariateSpline(axis, axis, values, kx=degree, ky=degree)(fine, fine)
     return height_of(z**2, True) if is_log else z
@@ -248,6 +249,8 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     Where a few corners explode, surface and contours end along a level line.
     """
+    from matplotlib.ticker import MaxNLocator
+
     grids, names = surfaces(frame), names_of(frame)
     scale, count = Scale(grids), len(grids)
     side = min(2.2, (style.wide() - 1.2) / count - 0.2)
@@ -270,6 +273,9 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _draw_surface(
     ax: Any, fine: np.ndarray, z: np.ndarray, scale: Scale, names: Sequence[str]
 ) -> None:
+    from matplotlib.ticker import MaxNLocator
+    from scipy.ndimage import minimum_filter
+
     # cells across the edge of the scale stay, cut flat: so the surface ends along a level line
     z = np.where(minimum_filter(z, 3) <= scale.high, np.minimum(z, scale.high), np.nan)
     colours = {"cmap": style.COLORMAP, "vmin": scale.low, "vmax": scale.high}

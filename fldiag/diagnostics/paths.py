@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from pydantic import Field
 from torch import Tensor
 
@@ -31,6 +28,10 @@ from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GREY = "#8a8a8a"
 #: Of more paths from one checkpoint those with the largest barriers have a colour and a name.
@@ -105,6 +106,8 @@ def band(losses: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
+    from matplotlib.lines import Line2D
+
     ways = of_paths(frame)
     are_lines = ways[0]["barrier"] is None
     handles, texts = [], []

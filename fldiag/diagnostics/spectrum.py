@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor
@@ -36,6 +33,10 @@ from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, Vectors, table
 from fldiag.sections import Matrix, Which
 from fldiag.seeding import seed_for, torch_rng
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Lanczos steps from each of so many random vectors, and values at which the density is given.
 STEPS, PROBES, POINTS = 30, 4, 501
@@ -173,6 +174,8 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for place, (run, look) in enumerate(looks.items()):
         part = only(rows, run=run)
         x, y, bars = (floats(part[c]) for c in ("index", "value", "residual"))
