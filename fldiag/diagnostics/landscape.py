@@ -184,12 +184,11 @@ class Surface:
     @property
     def numbers(self) -> dict[str, float]:
         """λ1 and its ratio, under the index that it has."""
-        numbers = {}
-        for name, metric in (("λ₁", "eigenvalue"), ("λ₁/λ", "eigenvalue_ratio")):
-            for row in only(self.rows, metric=metric).head(1).dropna(subset=["value"]).itertuples():
-                name += "" if metric == "eigenvalue" else chr(0x2080 + int(row.index))
-                numbers[name] = row.value
-        return numbers
+        index = number(self.rows, "eigenvalue_ratio", column="index")
+        ratio = f"λ₁/λ{chr(0x2080 + int(index or 0))}"
+        metrics = {"λ₁": "eigenvalue", ratio: "eigenvalue_ratio"}
+        found = {name: number(self.rows, metric) for name, metric in metrics.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def caption(self) -> str:
@@ -233,9 +232,9 @@ class Scale:
             z = spline(grid.axis, values, fine, self.is_log)
             self.heights.append(np.clip(z, self.low, top))
 
-    @property
-    def name(self) -> str:
-        return "log₁₀ loss" if self.is_log else "loss"
+    def number(self, height: float, _: Any = None) -> str:
+        """The loss of a height, as an axis shows it."""
+        return f"{10**height if self.is_log else height:.2g}"
 
 
 def names_of(frame: pd.DataFrame) -> list[str]:
@@ -255,8 +254,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     scale, count = Scale(grids), len(grids)
     side = min(2.2, (style.wide() - 1.2) / count - 0.2)
     with style.paper():
-        size = count * (side + 0.2) + 1.2, 2 * side + 1.1
-        fig = style.figure(*size, layout="constrained")
+        width, height = count * (side + 0.2) + 1.2, 2 * side + 1.1
+        fig = style.figure(width, height)
+        fig.subplots_adjust(
+            0.55 / width, 0.6 / height, 1 - 0.95 / width, 1 - 0.3 / height, 0.1, 0.2
+        )
         for i, (grid, fine, z) in enumerate(zip(grids, scale.axes, scale.heights, strict=True)):
             above = fig.add_subplot(2, count, i + 1, projection="3d", zorder=-i)
             title = style.plain(style.shorten(grid.run, int(14 * side)))
@@ -266,7 +268,10 @@ def draw(frame: pd.DataFrame) -> Figure:
             filled = _draw_contours(below, grid, fine, z, scale)
             below.set(xlabel=f"{names[0]}\n{grid.caption}", ylabel="" if i else names[1])
             below.tick_params(labelleft=not i)
-        fig.colorbar(filled, ax=fig.axes[1::2], ticks=MaxNLocator(5), label=scale.name)
+        box = below.get_position()
+        beside = fig.add_axes((1 - 0.82 / width, box.y0, 0.09 / width, box.height))
+        look: dict[str, Any] = {"ticks": MaxNLocator(5), "format": scale.number}
+        fig.colorbar(filled, beside, label="loss", **look)
     return fig
 
 
@@ -288,10 +293,10 @@ def _draw_surface(
     # the numbers of x and y stand at the contours
     ax.set(xticklabels=[], yticklabels=[], zlim=(scale.low, scale.high))
     ax.zaxis.set_major_locator(MaxNLocator(4))
-    ax.tick_params(labelsize=6, pad=-3)
-    labels = {"x": names[0], "y": names[1], "z": scale.name}
-    for axis, label in labels.items():
-        getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=-9 if axis == "z" else -14)
+    ax.zaxis.set_major_formatter(scale.number)
+    ax.tick_params(labelsize=6, pad=-2)
+    for axis, label, pad in zip("xyz", (*names, "loss"), (-14, -14, -7), strict=True):
+        getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=pad)
 
 
 def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale) -> Any:
@@ -325,7 +330,8 @@ def page(frame: pd.DataFrame) -> str:
         places = {"x": fine, "y": fine, "z": z.clip(max=scale.high), "row": 1, "col": column}
         fig.add_surface(**places, coloraxis="coloraxis")
     x, y = names_of(frame)
-    fig.update_scenes(xaxis_title_text=x, yaxis_title_text=y, zaxis_title_text=scale.name)
+    loss = "log₁₀ loss" if scale.is_log else "loss"
+    fig.update_scenes(xaxis_title_text=x, yaxis_title_text=y, zaxis_title_text=loss)
     fig.update_scenes(zaxis_range=[scale.low, scale.high])
     colours = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
     fig.update_layout(coloraxis=colours, template="none")
