@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Unit = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 #: Normalisations that have a name; every other one is a mean and a deviation.
 NORMALISATIONS = ("none", "unit", "standard")
@@ -268,7 +270,7 @@ class MethodSection(OpenSection):
 
 
 class TrainSection(ConfigSection):
-    epochs: Annotated[int, Field(ge=0)] = Field(
+    epochs: Whole = Field(
         5,
         description="passes of a client over its examples in a round",
     )

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.random import Generator
 
-from fldiag.errors import FldiagError, first_line
+from fldiag.errors import FldiagError, first_line, unknown
 from fldiag.seeding import numpy_rng
 
 Parts = list[np.ndarray]
@@ -51,11 +51,13 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
         ``clients`` sorted int64 index arrays, none of them empty.
 
     Raises:
-        FldiagError: More clients than the data feed, and an LDA that cannot reach its minimum size.
+        FldiagError: An unknown kind, more clients than the data feed, and an LDA that cannot reach its minimum size.
 
     >>> [part.tolist() for part in make("sharding", [0, 0, 1, 1], clients=2, seed=0, shards=1)]
     [[2, 3], [0, 1]]
     """
+    if kind not in _KINDS:
+        raise unknown("partition kind", kind, _KINDS)
     labels = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
     if kind != "iid" and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
         raise FldiagError(
