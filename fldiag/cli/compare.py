@@ -145,8 +145,7 @@ def report(
 
 def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
     """Both sides, and what reads their numbers."""
-    from fldiag.compare.reading import Reader
-    from fldiag.compare.sides import sides
+    from fldiag.compare.sides import Reader, sides
 
     return sides(a, b), Reader(options, cache=True, bar=console.progress)
 
