@@ -25,8 +25,7 @@ from scipy import stats
 
 import fldiag
 from fldiag.compare.check import check
-from fldiag.compare.reading import Reader
-from fldiag.compare.sides import Sides
+from fldiag.compare.sides import Reader, Sides
 from fldiag_papers.study import write
 
 OUT = Path(__file__).parents[1] / "figures" / "check"

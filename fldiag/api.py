@@ -14,8 +14,7 @@ from fldiag import registry, user_code
 from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
-from fldiag.compare.reading import Reader
-from fldiag.compare.sides import Side, sides
+from fldiag.compare.sides import Reader, Side, sides
 from fldiag.diagnosis import diagnose as diagnosis
 from fldiag.diagnosis.options import ProblemOptions
 from fldiag.diagnosis.subjects import Target, load

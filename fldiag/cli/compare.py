@@ -56,8 +56,7 @@ def check(
     Example: fldiag check RUN MAIN --fail-if 'accuracy < baseline - 1pt'
     """
     from fldiag.compare.check import check
-    from fldiag.compare.reading import Reader
-    from fldiag.compare.sides import sides
+    from fldiag.compare.sides import Reader, sides
 
     strict = options.pop("strict")
     reader = Reader(options, cache=True, bar=console.progress)
@@ -93,8 +92,7 @@ def diff(
     """
     from fldiag.compare import picture
     from fldiag.compare.check import diff
-    from fldiag.compare.reading import Reader
-    from fldiag.compare.sides import sides
+    from fldiag.compare.sides import Reader, sides
     from fldiag.plotting import style
 
     reader = Reader(options, cache=True, bar=console.progress)

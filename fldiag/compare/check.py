@@ -22,8 +22,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from fldiag.compare.reading import Reader
-from fldiag.compare.sides import Member, Sides, about_of
+from fldiag.compare.sides import Member, Reader, Sides, about_of
 from fldiag.errors import FldiagError, unknown
 from fldiag.results import statistics
 from fldiag.results.numbers import Number, numbers

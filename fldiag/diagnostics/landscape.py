@@ -42,6 +42,12 @@ CHECKS, RTOL = 16, 0.005
 WIDE = 30
 #: Points of the drawn surface along an axis; checkpoints of a run that a trajectory shows at most.
 FINE, LONGEST = 81, 50
+#: The head of the page, whose policy lets nothing be fetched.
+HEAD = (
+    '<html lang="en"><head><meta charset="utf-8"><title>Loss landscape</title>'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'\"></head>"
+)
 #: Directions -> what an axis is.
 AXES = {"eigen": "eigenvector", "random": "random direction", "pca": "principal axis"}
 
@@ -336,8 +342,7 @@ def page(frame: pd.DataFrame) -> str:
     colours = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
     fig.update_layout(coloraxis=colours, template="none")
     surface = fig.to_html(full_html=False, div_id="landscape", config={"displaylogo": False})
-    head = '<html lang="en"><head><meta charset="utf-8"><title>Loss landscape</title></head>'
-    return f"<!doctype html>{head}<body>{surface}</body></html>"
+    return f"<!doctype html>{HEAD}<body>{surface}</body></html>"
 
 
 @diagnostic(

@@ -158,10 +158,10 @@ class Browser:
 
     # -- what tests do
 
-    def open(self, path):
-        """Open a file; returns when its figures are drawn."""
+    def open(self, path, ready="document.documentElement?.dataset.ready"):
+        """Open a file; returns when its figures are drawn: when ``ready`` is "yes"."""
         self.send("Page.navigate", url=Path(path).resolve().as_uri())
-        assert self.wait("document.documentElement?.dataset.ready") == "yes", (
+        assert self.wait(ready) == "yes", (
             self.run("document.body.innerText"),
             self.errors,
         )

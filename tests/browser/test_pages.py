@@ -14,6 +14,11 @@ from fldiag.report.collect import collect
 axe = pytest.importorskip("axe_core_python", reason="pip install 'fldiag[dev]' brings axe-core")
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 SITE = Path(__file__).parents[2] / "site"
+#: What says that a page is drawn; the landscape's is plotly's own.
+READY = {
+    "report": "document.documentElement?.dataset.ready",
+    "landscape": "document.querySelector('#landscape canvas') && 'yes'",
+}
 PHONE = {"width": 390, "height": 844, "mobile": True}
 
 
@@ -46,7 +51,7 @@ def pages(tmp_path_factory):
 @pytest.mark.parametrize("page", ["report", "landscape"])
 def test_a_page_draws_fits_and_has_no_barrier(pages, page, look):
     with Browser(**look) as browser:
-        assert barriers(browser.open(pages[page])) == []
+        assert barriers(browser.open(pages[page], READY[page])) == []
         assert browser.requests == [pages[page].resolve().as_uri()]
         assert browser.run("document.documentElement.scrollWidth") <= look.get("width", 1280)
         marks = "(c) => c.querySelectorAll('.trace path, canvas').length"

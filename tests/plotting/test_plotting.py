@@ -72,6 +72,7 @@ def test_looks_differ_and_known_methods_keep_theirs():
     alone, crowd = style.looks(["FedSOL rho=2"]), style.looks(["x", "FedProx", "fedsol", "FedAvg"])
     assert alone["FedSOL rho=2"] == crowd["fedsol"] == style.looks(["fed-sol"])["fed-sol"]
     assert len(set(crowd.values())) == 4
+    assert style.looks(["FedAvg, seed 0", "FedAvg, seed 1"])["FedAvg, seed 0"] == style.look(0)
 
 
 def test_every_method_has_a_display_name():

@@ -141,7 +141,9 @@ def test_the_picture_has_one_scale_and_the_numbers_of_the_table():
     assert "low" in texts and "λ₁ = 10" in texts and "λ₁ = 20" in texts and "λ₁/λ₂ = 1.67" in texts
     page = room.page(table.assign(run=table["run"] + EVIL))
     assert page.count('"type":"surface"') == 2 and r"\u03bb\u2081 = 20" in page
-    assert EVIL not in page and page.endswith("</div></body></html>")
+    assert (
+        "default-src 'none'" in page and EVIL not in page and page.endswith("</div></body></html>")
+    )
 
 
 def test_a_surface_with_exploding_corners_ends_along_a_level_line():
