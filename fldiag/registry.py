@@ -13,12 +13,12 @@ import importlib
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import pydantic
 
@@ -69,7 +69,7 @@ class Entry:
     @property
     def headline(self) -> str:
         """The first line of ``doc``."""
-        return self.doc.split("\n", 1)[0]
+        return self.doc.partition("\n")[0]
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
@@ -143,12 +143,12 @@ class Diagnostic(Entry):
     """
 
     on: On = "problem"
-    joint: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    joint: Function = lambda options: False
     draw: Function | Mapping[str, Function] | None = None
     summary: Function | None = None
     numbers: tuple[Any, ...] = ()
-    alarms: Callable[[Any], Sequence[str]] | None = None
-    fails: Callable[[Any], bool] | None = None
+    alarms: Function | None = None
+    fails: Function | None = None
     example: str = ""
 
     @property
@@ -162,8 +162,7 @@ class Diagnostic(Entry):
         return parameter.kind is parameter.KEYWORD_ONLY
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """What a source file registers: the module, the first line; of a diagnostic also what it is on."""
 
     module: str
@@ -272,12 +271,12 @@ def catalogue(kind: str) -> dict[str, str]:
     if kind not in kinds():
         raise unknown("kind", kind, kinds())
     if kind == "presets":
-        return {n: text.split("\n", 1)[0].lstrip("# ") for n, text in preset_texts().items()}
+        return {n: text.partition("\n")[0].lstrip("# ") for n, text in preset_texts().items()}
     if kind not in KINDS:
         return dict(sorted(load_entry_point(entry_points("fldiag.lists")[kind], "list")().items()))
-    of_packages = {n: f"(from {package(p)})" for n, p in entry_points(f"fldiag.{kind}").items()}
-    of_fldiag = {name: item.summary for name, item in built_in(kind).items()}
-    return dict(sorted((of_packages | of_fldiag).items()))
+    lines = {n: f"(from {package(p)})" for n, p in entry_points(f"fldiag.{kind}").items()}
+    lines |= {name: item.summary for name, item in built_in(kind).items()}
+    return dict(sorted(lines.items()))
 
 
 @cache

@@ -210,7 +210,7 @@ def number_of(name: str) -> Number:
 
 def samples_of(number: Number, sides: Sides, reader: Reader) -> Samples:
     """The number on both sides; without values where they cannot be compared by it."""
-    nothing = Samples(np.full(1, np.nan), np.full(1, np.nan))
+    nothing = Samples(*np.full((2, 1), np.nan))
     for run in sides.a:
         if isinstance(run, Run) and run.status == "diverged":
             why = f"{run.path.name} diverged: its weights give no numbers"
@@ -260,7 +260,7 @@ def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> li
     for sample, scale, offset in samples:
         interval = sample.difference(scale, offset, level)
         a, b = float(sample.a.mean()), float(sample.b.mean())
-        has_no_spread = sample.estimator and interval.p is None
+        is_alike = sample.estimator and interval.p is None
         rows.append(
             {
                 "value": a,
@@ -272,7 +272,7 @@ def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> li
                 "p": interval.p,
                 "n": len(sample.a),
                 "estimator": ", ".join(filter(None, (sample.estimator, interval.test))) or "none",
-                "note": sample.why or ("all differences are equal" if has_no_spread else ""),
+                "note": sample.why or ("all differences are equal" if is_alike else ""),
                 "masked": bool(np.isnan(a)),
             }
         )

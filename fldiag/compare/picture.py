@@ -55,11 +55,10 @@ def draw(table: pd.DataFrame) -> Figure:
     """
     low, middle, high = (floats(table[c]) for c in ("low", "difference", "high"))
     sign = [1 if numbers()[name].better == "higher" else -1 for name in table["metric"]]
-    texts = [metric.replace("lambda_1", "λ₁").replace("_", " ") for metric in table["metric"]]
     with style.paper(), np.errstate(invalid="ignore", divide="ignore"):
         fig = style.figure(style.wide(), 0.9 + 0.24 * len(table), layout="constrained")
         ax = fig.subplots()
-        x = np.clip(sign * middle / ((high - low) / 2), -REACH, REACH)
+        x = np.clip(sign * middle * 2 / (high - low), -REACH, REACH)
         handles: dict[str, Any] = {}
         for better, (color, marker) in LOOKS.items():
             y = np.flatnonzero(table["better"] == better)
@@ -68,11 +67,12 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.axvline(0, color="black", linewidth=0.7, zorder=1)
         ax.set_xlim(-REACH - 1, REACH + 1)
         ax.set_xlabel("difference in half intervals\n← B is better      A is better →")
-        names_down(ax, texts, 60)
+        texts = table["metric"].str.replace("lambda_1", "λ₁").str.replace("_", " ")
+        names_down(ax, list(texts), 60)
         ax.grid(True, axis="x")
         names = (style.plain(style.shorten(table[c].iloc[0], 40)) for c in ("run", "baseline_run"))
         fig.suptitle("A: {}\nB: {}".format(*names), fontsize=7.5)
-        style.legend(fig, list(handles.values()), list(handles), title="better")
+        style.legend(fig, list(handles.values()), handles, title="better")
     return fig
 
 

@@ -110,8 +110,7 @@ def members_of(side: Any) -> list[Member]:
 def label(members: Sequence[Member]) -> str:
     """A short name of a side: its run or file, or the folder of its runs."""
     path = members[0].path
-    several = f"{path.absolute().parent.name} ({len(members)} runs)"
-    return several if len(members) > 1 else path.name
+    return f"{path.absolute().parent.name} ({len(members)} runs)" if members[1:] else path.name
 
 
 def about_of(member: Member) -> dict[str, Any]:

@@ -198,14 +198,15 @@ class Dataset:
             is_pixels = x.dtype == torch.uint8 and x.ndim == 4
             is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
             are_labels = y.dtype == torch.int64 and y.ndim == 1
+            are_numbers = y.is_floating_point() and y.shape[1:] == (self.classes,)
             if len(x) != len(y) or not len(self.train_y):
                 yield f"{len(x)} {split} inputs and {len(y)} targets; each example needs both"
             if 0 in x.shape[1:] or not (is_pixels or is_numbers):
                 yield f"{split} inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
-            if not (are_labels or (y.is_floating_point() and y.shape[1:] == (self.classes,))):
-                yield f"{split} targets are {_spell(y)}; use labels int64 [n] or numbers [n, {self.classes}]"
-            if not (bool(x.isfinite().all()) and bool(y.isfinite().all())):
-                yield f"{split} examples hold a value that is not finite"
+            if not (are_labels or (are_numbers and bool(y.isfinite().all()))):
+                yield f"{split} targets are {_spell(y)}, not int64 labels [n] and not finite numbers [n, {self.classes}]"
+            if not bool(x.isfinite().all()):
+                yield f"{split} inputs hold a value that is not finite"
             if are_labels and len(y) and not 0 <= y.min() <= y.max() < self.classes:
                 yield f"{split} labels go from {y.min()} to {y.max()}, not 0 to {self.classes - 1}"
         if len({(x.dtype, x.shape[1:], y.dtype) for _, x, y in splits}) > 1:

@@ -61,14 +61,15 @@ def _load(section: DataSection, download: bool) -> Dataset:
         return text.find(section)
     if name in registry.dataset:
         return _own(name, registry.dataset.get(name).build(root=section.root, download=download))
-    file = Path(path).expanduser() if path else (named.root_of(section) or Path()) / f"{name}.npz"
-    if path or (file.is_file() and named.root_of(section)):
-        return replace(Dataset.of(name, read_npz(file)), packed=layout_of(file))
-    raise FldiagError(
-        f"unknown data set {name!r}, and there is no {file}",
-        f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, pkg.mod:factory",
-        usage=True,
-    )
+    home = named.root_of(section)
+    file = Path(path).expanduser() if path else (home or Path()) / f"{name}.npz"
+    if not path and not (home and file.is_file()):
+        raise FldiagError(
+            f"unknown data set {name!r}, and there is no {file}",
+            f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, pkg.mod:factory",
+            usage=True,
+        )
+    return replace(Dataset.of(name, read_npz(file)), packed=layout_of(file))
 
 
 def _own(name: str, value: object) -> Dataset:
@@ -176,7 +177,7 @@ def _register(name: str, summary: str) -> None:
     ) -> Dataset:
         return load(DataSection(name=name, root=root, variant=variant), download=download)
 
-    build.__doc__, build.__name__ = summary, name
+    build.__doc__ = summary
     registry.dataset(name)(build)
 
 

@@ -22,7 +22,7 @@ from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
 from fldiag.problem.loss import is_probabilities
-from fldiag.problem.weights import copy_module, unwrap_model
+from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
 from fldiag.runs.checkpoint import State, plain

@@ -128,8 +128,8 @@ def commit() -> str | None:
             record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
             return str(record["vcs_info"]["commit_id"])
         words = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10}
-        answer = subprocess.run(["git", "-C", str(ROOT), *words], check=True, **options)
+        command = ["git", "-C", str(ROOT), *words]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
         return answer.stdout.strip() or None
     except Exception:
         return None  # no git is no reason to fail

@@ -66,7 +66,7 @@ def number(
     (0.5, 0.1, None)
     """
     rows = only(frame, **where) if metric is None else only(frame, metric=metric, **where)
-    if column not in rows.columns:
+    if column not in rows:
         return None
     values = pd.to_numeric(rows[column], errors="coerce").dropna()
     return float(values.iloc[0]) if len(values) else None
@@ -78,7 +78,7 @@ def split_of(frame: pd.DataFrame) -> str:
     >>> split_of(pd.DataFrame({"slice": ["train", "test"]})), split_of(pd.DataFrame({"slice": ["train"]}))
     ('test', 'train')
     """
-    return "test" if "slice" in frame.columns and (frame["slice"] == "test").any() else "train"
+    return "test" if "slice" in frame and (frame["slice"] == "test").any() else "train"
 
 
 def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
@@ -88,7 +88,7 @@ def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
     [2, 4]
     """
     rows = frame if metric is None else only(frame, metric=metric)
-    return sorted({int(r) for r in rows["round"].dropna()}) if "round" in rows.columns else []
+    return sorted({int(r) for r in rows["round"].dropna()}) if "round" in rows else []
 
 
 def last_round(frame: pd.DataFrame, metric: str | None = None) -> int | None:

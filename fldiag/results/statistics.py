@@ -73,7 +73,6 @@ def means(columns: np.ndarray) -> np.ndarray:
 def basic(value: float, draws: np.ndarray, level: float = LEVEL) -> Interval:
     """The basic bootstrap interval, which takes out the bias that the draws show, as of a minimum or a sum of absolute values.
     None where all draws are alike."""
-    draws = np.asarray(draws, float)
     if float(np.ptp(draws)) <= 1e-12 * max(abs(value), float(np.abs(draws).max())):
         return Interval(value)
     high, low = 2 * value - np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])

@@ -73,8 +73,7 @@ def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> pd.DataFrame:
 def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
     """The same from whole columns (arrays of one length), where there are too many rows to make each a dict."""
     extra = sorted({*data, *common} - set(COLUMNS))
-    frame = pd.DataFrame({**data, **common}, columns=[*COLUMNS, *extra])
-    return frame.astype(COLUMNS)
+    return pd.DataFrame({**data, **common}, columns=[*COLUMNS, *extra]).astype(COLUMNS)
 
 
 class Vectors(dict[str, Any]):
@@ -87,7 +86,7 @@ class Vectors(dict[str, Any]):
 
 def check(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
-    missing = [c for c in COLUMNS if c not in frame.columns]
+    missing = [c for c in COLUMNS if c not in frame]
     if missing:
         what = f"result table lacks columns {missing}"
         raise FldiagError(what, "build it with fldiag.registry.table")

@@ -20,8 +20,8 @@ from fldiag.errors import FldiagError, unknown
 from fldiag.models import lora, pretrained
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
 from fldiag.problem.loss import is_probabilities
+from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.problem.problem import Problem
-from fldiag.problem.weights import copy_module, unwrap_model
 from fldiag.results.provenance import digest
 from fldiag.runs.checkpoint import Checkpoint, read_tensors
 from fldiag.runs.run import Run
