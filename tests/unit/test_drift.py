@@ -9,6 +9,7 @@ from histories import history, linear, one, separable, stored
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
+from fldiag.diagnostics import drift as module
 from fldiag.diagnostics.drift import cka, drift
 
 PARTS = [np.arange(0, 60), np.arange(60, 90), np.arange(90, 120)]
@@ -63,6 +64,23 @@ def test_gradients_of_quadratics():
     assert one(table, "cos_gu_gp", client=0, rho=0.0).value == pytest.approx(angle)
     row = one(table, "lambda_mean", client=0)
     assert (row.value, row.scaled) == (pytest.approx(0.5), pytest.approx(1))
+
+
+def test_pieces_of_the_examples_change_nothing(monkeypatch):
+    w, clients = torch.zeros(20), 0.3 * torch.randn(2, 20)
+    run = history(linear(), separable(), PARTS, stored(w, clients), dtype=torch.float64)
+    whole = drift(run, rho=(0.5,), representation=False)
+    monkeypatch.setattr(module, "CHUNK", 7)
+    pieces = drift(run, rho=(0.5,), representation=False)
+    assert np.allclose(pieces.value.astype(float), whole.value.astype(float), equal_nan=True)
+
+
+def test_a_proximal_gradient_that_is_rounding_noise_has_no_cosine():
+    w = torch.randn(20)
+    run = history(linear(), separable(), PARTS, stored(w, [w, w + torch.arange(20) / 20]))
+    table = drift(run, rho=(0.5,), representation=False)
+    assert one(table, "cos_gu_gp", client=0, layer=None).masked
+    assert abs(one(table, "cos_gu_gp", client=1, layer=None).value) > 0
 
 
 def test_steps_that_training_recorded_are_means():

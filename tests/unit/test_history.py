@@ -94,6 +94,14 @@ def test_aggregation_weights_follow_the_config():
     )
 
 
+def test_weights_that_are_not_finite_have_no_loss():
+    """Minus infinity at the bias of one class leaves the others' losses finite."""
+    w = always(1)
+    w[-1] = -torch.inf
+    scores = history(linear(), separable(), [np.arange(120)], stored(w, [w])).evaluate([(w, {})])
+    assert not scores.valid[0] and np.isnan(scores.loss).all()
+
+
 def test_stacking_is_a_rule():
     small = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
     large = nn.Sequential(nn.Linear(4, 2000), nn.ReLU(), nn.Linear(2000, 1000), nn.Linear(1000, 4))
