@@ -275,8 +275,8 @@ def _read(source: str | Path) -> dict[str, Any]:
     """A TOML file or, of that name, a preset."""
     texts = registry.preset_texts()
     try:
-        is_file = os.path.isfile(source)
-        return tomllib.loads(Path(source).read_text("utf-8") if is_file else texts[str(source)])
+        text = Path(source).read_text("utf-8") if os.path.isfile(source) else texts[str(source)]
+        return tomllib.loads(text)
     except KeyError:
         raise unknown("preset", str(source), texts) from None
     except (OSError, ValueError, RecursionError) as error:

@@ -54,7 +54,7 @@ def allow(*named: Any) -> None:
     ALLOWED.update(names(named))
 
 
-def load_user(name: str, kind: str = "function") -> Any:
+def load_user(name: str, kind: str) -> Any:
     """The function or class that ``pkg.mod:name`` refers to; from then on the current folder is searched last.
 
     A console script does not search the folder it is run from, where a user's code usually lies. Before code is named nothing is

@@ -20,11 +20,7 @@ from fldiag.seeding import numpy_rng
 
 
 def load_public(
-    section: DataSection,
-    private: Dataset,
-    seed: int,
-    *,
-    download: bool = False,
+    section: DataSection, private: Dataset, seed: int, *, download: bool = False
 ) -> Tensor:
     """Public inputs, without labels.
 
@@ -63,10 +59,8 @@ def load_public(
         sentences = list(dict.fromkeys((sentence,) for text in other.texts for sentence in text))
         chosen = [sentences[i] for i in _subset(len(sentences), size, seed).tolist()]
         return private.normalise(private.words.numbers(chosen))
-    train = len(other.train_x)
-    keep = _subset(train + len(other.test_x), size, seed)
-    picked = [other.train_x[keep[keep < train]], other.test_x[keep[keep >= train] - train]]
-    return torch.cat([other.normalise(x) for x in picked])
+    x = torch.cat([other.train_x, other.test_x])
+    return other.normalise(x[_subset(len(x), size, seed)])
 
 
 def deal(

@@ -44,7 +44,7 @@ def find(section: DataSection) -> Dataset:
     """A set of ``SETS``. Raises FldiagError where its files are not there or hold something else."""
     name, home = section.name, folder(section)
     files = [
-        next(iter(sorted(home.glob(f"{name}_{split}.[ct]sv*"))), home / f"{name}_{split}.tsv")
+        min(home.glob(f"{name}_{split}.[ct]sv*"), default=home / f"{name}_{split}.tsv")
         for split in ("train", "test")
     ]
     return _dataset([*map(_read, files)], section, SETS[name][1])

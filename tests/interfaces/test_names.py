@@ -68,21 +68,21 @@ def test_user_code_is_imported_only_with_consent(tmp_path, monkeypatch):
     monkeypatch.setattr(user_code, "ALLOWED", set())
     (tmp_path / "mymod.py").write_text("open('HIT', 'w').close()\ndef build(): return 7\n")
     with pytest.raises(FldiagError, match="--allow-code mymod:build"):
-        load_user("mymod:build")
+        load_user("mymod:build", "model")
     allow("mymod:other", ["digits", "npz:mymod:build"], 3, None)
     with pytest.raises(FldiagError, match="does not import it because a file says so"):
-        load_user("mymod:build")
+        load_user("mymod:build", "model")
     assert {"mymod:other"} == user_code.ALLOWED
     assert not (tmp_path / "HIT").exists() and str(tmp_path) not in sys.path
     allow({"model": {"name": "mymod:build"}})
-    assert load_user("mymod:build")() == 7
+    assert load_user("mymod:build", "model")() == 7
     for name, word in (
         ("mymod:biuld", "did you mean 'build'"),
         ("nowhere_at_all:x", "cannot import nowhere_at_all"),
     ):
         allow([name])
         with pytest.raises(FldiagError, match=word):
-            load_user(name)
+            load_user(name, "model")
 
 
 def test_a_stored_config_gives_no_consent_and_a_config_of_the_user_does(tmp_path, monkeypatch):

@@ -102,6 +102,7 @@ def test_a_registered_function_brings_what_it_was_registered_with(folder):
     user_code.allow("fldiag.methods.fedprox:fedprox")
     entry = registry.method.get("fldiag.methods.fedprox:fedprox")
     assert entry.meta == registry.method.get("fedprox").meta
+    assert entry.name == "fldiag.methods.fedprox:fedprox"
 
 
 def test_a_run_that_names_it_is_data(folder, monkeypatch):
