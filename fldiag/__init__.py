@@ -69,9 +69,8 @@ if not TYPE_CHECKING:  # a type checker knows the names, and complains of others
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
-            value = getattr(importlib.import_module(_MODULES.get(name, "fldiag.api")), name)
-            globals()[name] = value
-            return value
+            module = importlib.import_module(_MODULES.get(name, "fldiag.api"))
+            return globals().setdefault(name, getattr(module, name))
         raise AttributeError(f"module 'fldiag' has no attribute {name!r}")
 
 

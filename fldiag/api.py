@@ -183,7 +183,7 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
     Raises:
         FldiagError: a table of no known diagnostic, one without a picture, or without the rows that it shows.
     """
-    of = name or str(getattr(table, "attrs", {}).get("diagnostic", ""))
+    of = name or str(table.attrs.get("diagnostic", ""))
     if not of:
         raise FldiagError(
             "the table does not say which diagnostic it is of", "give name=", usage=True

@@ -90,24 +90,24 @@ class Config(ConfigSection):
         tree = {k: dict(v) if isinstance(v, (Mapping, BaseModel)) else v for k, v in tree.items()}
         if not all(isinstance(tree.get(name, {}), dict) for name in ("method", "model")):
             return tree  # which the sections refuse
-        method = {"name": "fedavg", **tree.get("method", {})}
-        model = {"name": "small_cnn", **tree.get("model", {})}
-        if not user_code.is_code(method["name"]):
-            entry = registry.method.get(str(method["name"]))
-            method = _with_defaults(entry, method)
+        method, model = dict(tree.get("method", {})), dict(tree.get("model", {}))
+        rule, network = method.pop("name", "fedavg"), model.pop("name", "small_cnn")
+        if not user_code.is_code(rule):
+            entry = registry.method.get(str(rule))
+            method = entry.validate(method)
             # options of the method that live in the model, such as stochastic depth
             model |= {key: method[key] for key in entry.meta["model"]}
-        if not user_code.is_code(model["name"]):
-            entry, data = registry.model.get(str(model["name"])), dict(tree.get("data", {}))
+        if not user_code.is_code(network):
+            entry, data = registry.model.get(str(network)), dict(tree.get("data", {}))
             if "vocabulary" in entry.options.model_fields:
                 size = PIECES if data.get("tokenizer") else data.get("vocabulary")
                 model.setdefault("vocabulary", size or VOCABULARY)
-            if model["name"] == "minilm" and data.get("tokenizer") != "minilm":
+            if network == "minilm" and data.get("tokenizer") != "minilm":
                 raise ValueError(
                     "minilm knows its own word pieces only; set data.tokenizer = 'minilm'"
                 )
-            model = _with_defaults(entry, model)
-        return {**tree, "method": method, "model": model}
+            model = entry.validate(model)
+        return {**tree, "method": {"name": rule, **method}, "model": {"name": network, **model}}
 
     @property
     def hash(self) -> str:
@@ -171,11 +171,6 @@ class Config(ConfigSection):
         """Of the method's formulas, as this fldiag has them; 1 of a user's own method."""
         name = self.method.name
         return 1 if ":" in name else int(registry.method.get(name).meta["version"])
-
-
-def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: value for key, value in section.items() if key != "name"}
-    return {"name": entry.name, **entry.validate(options)}
 
 
 def _dotted(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -218,16 +218,14 @@ def open_pool(
     function: Callable[[Any, Any], Any],
     shared: Any,
     *,
-    threads: int | None = None,
     name: Callable[[Any], str] = str,
 ) -> Pool:
-    """The pool that does units of this work.
+    """The pool that does units of this work, each with as many threads of PyTorch as there are here.
 
     Args:
         executor: see ``check_executor``.
         function: ``function(shared, unit)``, found by its name in a module.
         shared: state that all units need; goes to a worker once.
-        threads: PyTorch's threads at every unit, by default as many as here.
         name: what a unit is called in messages.
 
     Raises:
@@ -236,7 +234,7 @@ def open_pool(
     import joblib  # a sixth of a second, which a table from the store does not need
 
     kind, _, suffix = str(check_executor(executor)).partition(":")
-    count = threads or torch.get_num_threads()
+    count = torch.get_num_threads()
     work = partial(_work_on, function, shared, count, frozenset(user_code.ALLOWED))
     pool, workers = Pool(work, name), max(1, joblib.cpu_count() // count)
     with _safe_start():

@@ -69,7 +69,7 @@ class Entry:
     @property
     def headline(self) -> str:
         """The first line of ``doc``."""
-        return self.doc.split("\n", 1)[0]
+        return self.doc.partition("\n")[0]
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
@@ -271,7 +271,7 @@ def catalogue(kind: str) -> dict[str, str]:
     if kind not in kinds():
         raise unknown("kind", kind, kinds())
     if kind == "presets":
-        return {n: text.split("\n", 1)[0].lstrip("# ") for n, text in preset_texts().items()}
+        return {n: text.partition("\n")[0].lstrip("# ") for n, text in preset_texts().items()}
     if kind not in KINDS:
         return dict(sorted(load_entry_point(entry_points("fldiag.lists")[kind], "list")().items()))
     lines = {n: f"(from {package(p)})" for n, p in entry_points(f"fldiag.{kind}").items()}

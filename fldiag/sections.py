@@ -43,7 +43,6 @@ def read_normalisation(value: str) -> str:
     return value
 
 
-Normalise = Annotated[str, AfterValidator(read_normalisation)]
 #: How a name of data begins that is a path. Another name with a colon is user code.
 FILES = ("npz:", "csv:")
 #: Word pieces of a tokenizer, and tokens of a text, where nobody says otherwise.
@@ -88,13 +87,6 @@ ClientSlice = Literal["test", "own", "train"]
 BINS, FEWEST = 15, 5
 
 # of diagnostics that are asked of whole runs, and open these themselves
-Model = Annotated[
-    str | None, Field(description="Model of the run, if it is your own code: pkg.mod:factory.")
-]
-Data = Annotated[
-    str | None,
-    Field(description="Data of the run, if they come from your own code: pkg.mod:factory."),
-]
 Root = Annotated[
     str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")
 ]
@@ -128,7 +120,7 @@ class DataSection(ConfigSection):
     variant: str | None = Field(
         None, description="variant of normalisation and augmentation, where papers differ"
     )
-    normalise: Normalise | None = Field(
+    normalise: Annotated[str, AfterValidator(read_normalisation)] | None = Field(
         None,
         description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
         "deviation of each channel: those of the training split (standard) or given ones, such as 0.1307/0.3081 or "

@@ -115,8 +115,8 @@ def of_diagnostic(entry: Diagnostic) -> Callable[..., None]:
 
     of_weights = entry.on in ("problem", "checkpoints")
     text = f"Run folders{', or checkpoint files (.pt, .safetensors)' if of_weights else ''}."
-    fields = {**entry.options.model_fields}
-    fields |= {n: f for n, f in BY_SUBJECT[entry.on].model_fields.items() if n not in fields}
+    own = entry.options.model_fields
+    fields = {**own, **BY_SUBJECT[entry.on].model_fields, **own}
     parameters = {
         "targets": (Annotated[list[Path], typer.Argument(help=text)], ...),
         **{name: _option(name, field) for name, field in fields.items() if name not in UNTYPED},
@@ -124,8 +124,7 @@ def of_diagnostic(entry: Diagnostic) -> Callable[..., None]:
     }
 
     def run(console: Console, **values: Any) -> None:
-        own = {name: values.pop(name) for name in fields if name in values}
-        options = {name: value for name, value in own.items() if value is not None}
+        options = {n: v for n in fields if (v := values.pop(n, None)) is not None}
         ask(console, entry.name, options=options, **values)
 
     run.__name__ = entry.name

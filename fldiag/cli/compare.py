@@ -24,7 +24,7 @@ A = Annotated[
         help="A run folder, a checkpoint file, or the runs of one method: a folder that holds them, or a quoted pattern."
     ),
 ]
-B = Annotated[str, typer.Argument(help="The baseline, likewise.")]
+B = Annotated[str | None, typer.Argument(help="The baseline, likewise.")]
 Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
 #: Options of both sides.
 OPENED = ("model", "data", "allow_code", "download", "device")
@@ -34,7 +34,7 @@ OPENED = ("model", "data", "allow_code", "download", "device")
 def check(
     console: Console,
     a: A,
-    b: Annotated[str | None, typer.Argument(help="The baseline, likewise.")] = None,
+    b: B = None,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,9 +56,11 @@ def check(
     Example: fldiag check RUN MAIN --fail-if 'accuracy < baseline - 1pt'
     """
     from fldiag.compare.check import check
+    from fldiag.compare.sides import Reader, sides
 
     strict = options.pop("strict")
-    outcome = check(*opened(console, a, b, options), fail_if or (), level)
+    reader = Reader(options, cache=True, bar=console.progress)
+    outcome = check(sides(a, b), reader, fail_if or (), level)
     paths = show(console, outcome.table, out, a=a, b=b, verdict=outcome.verdict)
     console.say(f"verdict: {outcome.verdict}")
     console.done(*paths)
@@ -90,9 +92,11 @@ def diff(
     """
     from fldiag.compare import picture
     from fldiag.compare.check import diff
+    from fldiag.compare.sides import Reader, sides
     from fldiag.plotting import style
 
-    table = diff(*opened(console, a, b, options), number, level)
+    reader = Reader(options, cache=True, bar=console.progress)
+    table = diff(sides(a, b), reader, number, level)
     paths = show(console, table, out, a=a, b=b)
     console.done(*paths, *style.save(picture.draw(table), paths[0].with_suffix("")))
 
@@ -141,13 +145,6 @@ def report(
     for text in [*page.wrong(members).alarms, *remarks]:
         console.note(text)
     console.done(path)
-
-
-def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Both sides, and what reads their numbers."""
-    from fldiag.compare.sides import Reader, sides
-
-    return sides(a, b), Reader(options, cache=True, bar=console.progress)
 
 
 def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:

@@ -92,16 +92,19 @@ def errors(debug: bool) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if debug or isinstance(error, (Abort, ClickException, Exit)):
             raise
-        what, remedy = f"unexpected {error_text(error)}", "run again with --debug for the traceback"
-        if isinstance(error, FldiagError):
-            what, remedy = error.what, error.remedy
-        elif isinstance(error, KeyboardInterrupt):
-            what = "stopped; finished work is kept"
-            remedy = "to continue, run the same command again (a training with --resume)"
-        _line("error:", what)
-        if remedy:
-            _line("  →", remedy)
-        sys.exit(2 if getattr(error, "usage", False) else 1)
+        if isinstance(error, KeyboardInterrupt):
+            again = "to continue, run the same command again (a training with --resume)"
+            error = FldiagError("stopped; finished work is kept", again)
+        elif not isinstance(error, FldiagError):
+            what, again = (
+                f"unexpected {error_text(error)}",
+                "run again with --debug for the traceback",
+            )
+            error = FldiagError(what, again)
+        _line("error:", error.what)
+        if error.remedy:
+            _line("  →", error.remedy)
+        sys.exit(2 if error.usage else 1)
 
 
 def _line(mark: str, text: Any) -> None:

@@ -35,7 +35,8 @@ def diagnose(
     from fldiag.config import parse_override
 
     options = dict(map(parse_override, set_ or []))
-    options |= {} if device == "auto" else {"device": device}
+    if device != "auto":
+        options["device"] = device
     ask(console, name, targets, options, out=out, **shared)
 
 

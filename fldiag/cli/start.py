@@ -39,11 +39,7 @@ def demo(
     from fldiag.training.sweep import sweep, table
 
     folder = out or FALLBACK / "demo"
-    values: dict[str, list[Any]] = {
-        "method.name": ["fedavg", "fedsol"],
-        "seed": [seed],
-        "checkpoint.every": [10],
-    }
+    values: Any = {"method.name": ["fedavg", "fedsol"], "seed": [seed], "checkpoint.every": [10]}
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
         with console.progress("demo") as progress:
@@ -84,7 +80,8 @@ def train(
     from fldiag.training.sweep import table
 
     overrides = dict(map(configs.parse_override, set_ or []))
-    overrides |= {} if seed is None else {"seed": seed}
+    if seed is not None:
+        overrides["seed"] = seed
     is_run = os.path.isdir(source)
     config = (
         configs.of_run(Run.open(source), overrides)
@@ -96,7 +93,8 @@ def train(
         console.say(dumps(console.result["config"], indent=1))
     path = out or training.run_path(config)
     if dry_run:
-        setup = Setup(config, device=options["device"], download=options["download"])
+        del options["executor"]
+        setup = Setup(config, **options)
         parameters, size = setup.network.size, setup.model_bytes
         console.result |= {"parameters": parameters, "bytes": size}
         console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
@@ -203,7 +201,7 @@ def explain(
             console.say(f"{key}: {value}")
         fields = entry.options.model_fields
     elif name != "settings":
-        fields = {k: f for k, f in fields.items() if name in (k, k.partition(".")[0])}
+        fields = {k: f for k, f in fields.items() if f"{k}.".startswith(f"{name}.")}
         if not fields:
             raise unknown("name", name, [*settings(), *(n for kind in kinds for n in kind.names())])
     console.table([about(key, field) for key, field in fields.items()])

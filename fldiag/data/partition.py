@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from operator import index
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,7 +46,7 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
         labels: Integer class labels [n] (array or tensor).
         clients: How many.
         seed: Of the partition.
-        options: Those of the kind.
+        options: Those of the kind; one that is None counts as not given.
 
     Returns:
         ``clients`` sorted int64 index arrays, none of them empty.
@@ -65,12 +66,13 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
             "use partition.kind = iid",
             usage=True,
         )
-    least = max(1, options.get("min_size", 1))
+    least = max(1, options.get("min_size") or 1)
     if clients * least > len(labels):
         raise _too_many(
             f"{clients} clients cannot share {len(labels)} examples, at least {least} each (min_size)"
         )
     rng = seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}")
+    options = {key: value for key, value in options.items() if value is not None}
     parts = _KINDS[kind](labels, clients, rng, **options)
     if empty := sum(len(part) == 0 for part in parts):
         raise _too_many(f"partition {kind!r} leaves {empty} of {clients} clients without examples")
@@ -282,18 +284,16 @@ def read_partition(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         else:
             content = json.loads(path.read_text("utf-8"))
         parts = content if isinstance(content, dict) else dict(enumerate(content))
-        return {str(client): _indices(part) for client, part in parts.items()}
+        return {
+            str(client): np.array([*map(index, part)], dtype=np.int64)
+            for client, part in parts.items()
+        }
     except Exception as error:  # a damaged file can make its reader raise anything
         raise FldiagError(
             f"{path} is not a partition: {first_line(error)}",
             "give JSON, client -> indices of its training examples, or the partition.npz of a run",
             usage=True,
         ) from None
-
-
-def _indices(part: list[int] | np.ndarray) -> np.ndarray:
-    index = np.asarray(part) if len(part) else np.empty(0, dtype=np.int64)
-    return index.astype(np.int64, casting="safe")
 
 
 def from_file(path: str, clients: int, examples: int) -> Parts:
@@ -318,10 +318,10 @@ def from_file(path: str, clients: int, examples: int) -> Parts:
             usage=True,
         )
     parts = [np.sort(index_of_client[str(k)]) for k in range(clients)]
-    for k, index in enumerate(parts):
-        if not len(index) or index[0] < 0 or index[-1] >= examples:
+    for k, part in enumerate(parts):
+        if not len(part) or part[0] < 0 or part[-1] >= examples:
             raise FldiagError(
-                f"partition {path}: client {k} has {len(index)} examples {index[:1]} to {index[-1:]}, and the data "
+                f"partition {path}: client {k} has {len(part)} examples {part[:1]} to {part[-1:]}, and the data "
                 f"have {examples} training examples",
                 "give each client some examples, and the data that belong to the partition",
                 usage=True,

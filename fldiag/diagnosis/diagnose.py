@@ -27,7 +27,7 @@ from fldiag.results import files
 from fldiag.results.files import get_table, put_table, sha256
 from fldiag.results.progress import notebook_bar
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.summary import Item, small, standing
+from fldiag.results.summary import Item, Small, standing
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
@@ -53,7 +53,7 @@ class Answer:
         if self.entry.summary is not None:
             return [*self.entry.summary(self.table, self.options), *standing(self.table)]
         rows = self.table.head(40).dropna(axis=1, how="all")
-        return [small(rows), *standing(self.table)]
+        return [Small.of(rows), *standing(self.table)]
 
 
 @full_precision()

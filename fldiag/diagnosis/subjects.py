@@ -166,6 +166,6 @@ def remarks(subject: Subject) -> list[str]:
     if subject.inputs == "as passed" and bool(subject.w.isfinite().all()):
         subject.probe()
     frozen = sum(p.numel() for p in subject.module.parameters() if not p.requires_grad)
-    how = "constants" if subject.frozen else "weights (--trainable: as constants)"
+    how = "constants" if subject.trainable else "weights (--trainable: as constants)"
     text = f"{subject.name}: {frozen:,} frozen parameters count as {how}"
     return [*subject.remarks, text] if frozen else subject.remarks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import BeforeValidator, Field
@@ -18,10 +18,7 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
-from fldiag.sections import Data, Device, Download, Model, Root
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fldiag.sections import Device, Download, Root
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -32,8 +29,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     groups = of_clients(frame).groupby(["run", "index"], sort=False)["value"]
     numbers = groups.agg(clients="count", mean="mean", lowest="min", highest="max")
     numbers.insert(2, "std", groups.std(ddof=0))
-    rows = numbers.rename_axis(["run", "epochs"]).reset_index().to_dict("records")
-    yield Small(rows, {name: name for row in rows[:1] for name in row})
+    yield Small.of(numbers.rename_axis(["run", "epochs"]).reset_index())
 
 
 def of_clients(frame: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +39,7 @@ def of_clients(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @compares_runs
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """A faint dot a client over the number of fine-tuning epochs, and beside them their mean with their standard deviation;
     several runs stand side by side."""
     rows = of_clients(frame)
@@ -97,8 +93,13 @@ def personalise(
             "run's method has a fine-tuning plan)."
         ),
     ] = None,
-    model: Model = None,
-    data: Data = None,
+    model: Annotated[
+        str | None, Field(description="Model of the run, if it is your own code: pkg.mod:factory.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        Field(description="Data of the run, if they come from your own code: pkg.mod:factory."),
+    ] = None,
     root: Root = None,
     download: Download = False,
     device: Device = "auto",

@@ -27,8 +27,8 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, wide_range
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
-from fldiag.problem.weights import copy_module
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
@@ -118,10 +118,9 @@ def pyhessian_rows(
     import pyhessian
 
     loss, module = problem.criterion, copy_module(problem.module)
-    views = {**problem.frozen, **problem.layout.views(problem.w)}
     for name, p in module.named_parameters():
-        p.data = views[name]
-        p.requires_grad_(name not in problem.frozen)
+        p.data = problem.state[name]
+        p.requires_grad_(name in problem.layout.names)
     with problem.guarded(), torch.enable_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
         engine = pyhessian.hessian(

@@ -22,12 +22,17 @@ from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
 from fldiag.problem.loss import is_probabilities
-from fldiag.problem.weights import copy_module, unwrap_model
+from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs import base
 from fldiag.runs.checkpoint import State, plain
-from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
+from fldiag.runs.open_problem import (
+    base_of,
+    check_merging,
+    keep_base,
+    logits_of,
+    with_packed_inputs,
+)
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
 from fldiag.training.record import evaluate, score_rows
 
@@ -135,7 +140,7 @@ class Recorder:
             "seed": seed,
             "partition": digest(lists),
             "data": dataset.fingerprint() if dataset else None,
-            **base.provenance(self.module),
+            **base_of(self.module),
         }
         self._manifest: dict[str, Any] = {
             "shape": list(shape),
@@ -195,7 +200,7 @@ class Recorder:
                 run.put(name, lambda f, parts=parts: partition.save(f, parts))  # type: ignore[misc]
             if kept:
                 run.put("data.npz", lambda f: packed.save(f, kept))
-            base.keep(run, self.module)
+            keep_base(run, self.module)
             run.begin()
         except BaseException:  # of a full disk nothing stays that would be in the way later
             run.discard()

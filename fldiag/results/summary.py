@@ -21,6 +21,15 @@ class Small:
     rows: Sequence[Row]
     columns: Mapping[str, str]
 
+    @classmethod
+    def of(
+        cls, rows: pd.DataFrame | Sequence[Row], columns: Mapping[str, str] | None = None
+    ) -> Small:
+        """Rows with missing entries as None; by default all columns, under their own names."""
+        frame = pd.DataFrame(rows)
+        values = frame.astype(object).where(frame.notna(), None)
+        return cls(values.to_dict("records"), columns or {name: name for name in frame})
+
 
 @dataclass(frozen=True)
 class Say:
@@ -71,19 +80,13 @@ def cell(value: Any) -> str:
     return number(float(value)) if isinstance(value, (float, np.floating)) else str(value)
 
 
-def small(frame: pd.DataFrame) -> Small:
-    """The frame as a small table, under the names of its columns."""
-    values = frame.astype(object).where(frame.notna(), None)
-    return Small(values.to_dict("records"), {name: name for name in frame})
-
-
 def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> Small:
     """The numbers of some rounds, a column by what its rows have in common; columns without a number are left out."""
     wide = pd.DataFrame({"round": select.spread(select.rounds(frame), 12)})
     for name, where in columns.items():
         where = {**select.WHOLE, **where}
         wide[name] = [select.number(frame, **where, round=r) for r in wide["round"]]
-    return small(wide.dropna(axis="columns", how="all"))
+    return Small.of(wide.dropna(axis="columns", how="all"))
 
 
 def missing_notes(table: pd.DataFrame) -> list[Note]:

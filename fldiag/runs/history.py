@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from fldiag.models.state_dict import fit
 from fldiag.problem.data import convert, cut
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
-from fldiag.results.table import Row
+from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate
@@ -63,6 +64,11 @@ class Stored:
     def start(self) -> Weights:
         """The global model that the clients received, with its buffers."""
         return self.received, self.received_buffers
+
+    @property
+    def end(self) -> Weights:
+        """The aggregated model, with its buffers."""
+        return self.aggregated, self.buffers
 
     def start_of(self, j: int) -> Weights:
         """What row j of the clients received, with its buffers."""
@@ -329,11 +335,9 @@ class History:
         if self._pool is None:
             return []
         last = self.stored(self.rounds[-1])
-        weights, about = (last.aggregated, last.buffers), {"round": last.round, "scope": "global"}
+        about = {"round": last.round, "scope": "global", "moment": "aggregated"}
         try:
-            problem = self.problem(
-                weights, self._pool.test, self._pool.split, moment="aggregated", **about
-            )
+            problem = self.problem(last.end, self._pool.test, self._pool.split, **about)
             return [{**problem.common, **row} for row in problem.centre.rows(problem)]
         except FldiagError:  # a diverged run still has weights to compare
             return []
@@ -349,6 +353,11 @@ class History:
     def common(self) -> dict[str, Any]:
         """What stands in every row of this history's tables."""
         return {**self.run.common, "run": self.name}
+
+    def table(self, rows: Sequence[Row], **common: Any) -> pd.DataFrame:
+        """The rows and the notes as a table; a row without a value is ``masked``."""
+        rows = [{"masked": bool(pd.isna(row["value"])), **row} for row in rows]
+        return table([*rows, *self.notes], **self.common, **common)
 
     @property
     def files(self) -> dict[str, str]:

@@ -17,15 +17,18 @@ from fldiag.data.arrays import count_classes
 from fldiag.data.given import dataset_of
 from fldiag.data.packed import Packed
 from fldiag.errors import FldiagError, unknown
-from fldiag.models import pretrained
+from fldiag.models import lora, pretrained
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
 from fldiag.problem.loss import is_probabilities
+from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.problem.problem import Problem
-from fldiag.problem.weights import copy_module, unwrap_model
-from fldiag.runs import base
-from fldiag.runs.checkpoint import Checkpoint
+from fldiag.results.provenance import digest
+from fldiag.runs.checkpoint import Checkpoint, read_tensors
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
+
+#: The file of the frozen weights.
+BASE = "base.safetensors"
 
 
 def open_problem(
@@ -185,7 +188,7 @@ def load_parts(c: Checkpoint, name: str) -> Sequence[Any] | None:
 
 def build_module(c: Checkpoint, content: Any) -> nn.Module:
     """The model of the checkpoint, with the frozen weights beneath it; rows of several tensors it takes as these."""
-    return with_packed_inputs(base.restore(_built(c, content), c), content)
+    return with_packed_inputs(with_base(_built(c, content), c), content)
 
 
 def _built(c: Checkpoint, content: Any) -> nn.Module:
@@ -237,6 +240,51 @@ def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
         )
     row = c.client_ids.index(client)
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
+
+
+# The frozen weights beneath adapters: once in a run, named by their hash in every checkpoint
+
+
+def frozen(module: nn.Module) -> dict[str, Tensor]:
+    """The frozen weights, in single precision."""
+    return {name: t.float() for name, t in lora.frozen_weights(module).items()}
+
+
+def base_of(module: nn.Module) -> dict[str, Any]:
+    """``base``: the name of the frozen weights, where there are any."""
+    weights = frozen(module)
+    return {"base": digest(weights)[:32]} if weights else {}
+
+
+def keep_base(run: Run, module: nn.Module) -> None:
+    """Write the frozen weights, if there are any, into the run."""
+    if weights := frozen(module):
+        run.put_tensors(BASE, {}, **weights)
+
+
+def with_base(module: nn.Module, c: Checkpoint) -> nn.Module:
+    """A copy of the module with the frozen weights that the checkpoint names: those of its run, else its own. In a model without
+    frozen weights those are frozen that the checkpoint does not hold.
+
+    Raises FldiagError when they are neither.
+    """
+    name = c.manifest.get("provenance", {}).get("base")
+    if name is None:
+        return module
+    module = copy.deepcopy(module)
+    if not lora.frozen_weights(module):
+        lora.freeze(module, [n for n, _ in module.named_parameters() if n not in c.state])
+    if (file := c.beside(BASE)) is not None:
+        lora.load_frozen(module, read_tensors(file))
+    elif base_of(module) != {"base": name}:
+        raise FldiagError(
+            f"{c.path} holds adapters, and the frozen weights beneath them ({name}) are not here",
+            f"keep the file in its run, which has {BASE}",
+        )
+    return module
+
+
+# Modules
 
 
 def check_merging(module: nn.Module) -> None:

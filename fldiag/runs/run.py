@@ -270,12 +270,13 @@ class Run:
         self._new = {}
 
     def discard(self) -> None:
-        """Remove the files of a run whose run.json could not be written."""
-        for name in (*self._new, LINES):
+        """Remove the files of a run that could not be begun."""
+        for name in (ABOUT, LINES, *self._new):
             (self.path / name).unlink(missing_ok=True)
 
     def put(self, name: str, writer: Callable[[Any], Any]) -> None:
         """Write a file of the run; ``writer`` gets the open file. The next ``append`` or ``begin`` lists it."""
+        self._new[name] = ""  # also of a write that fails something may be there
         self._new[name] = files.write_atomic(self.path / name, writer)
 
     def put_tensors(self, name: str, about: Mapping[str, Any], **tensors: Any) -> None:

@@ -23,7 +23,7 @@ from fldiag.registry import Progress
 from fldiag.results.progress import notebook_bar
 from fldiag.results.provenance import capability, commit, machine
 from fldiag.results.table import Row
-from fldiag.runs import base
+from fldiag.runs.open_problem import keep_base
 from fldiag.runs.run import ABOUT, Run, lock
 from fldiag.training.client import CohortResult
 from fldiag.training.personalise import fine_tune
@@ -140,7 +140,7 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
             run.put("tokenizer.json", lambda f: f.write(words.spec.encode()))
         if (source := config.train.initial) is not None:
             run.put(kept_initial(source), lambda f: f.write(Path(source).read_bytes()))
-        base.keep(run, setup.module)
+        keep_base(run, setup.module)
         run.begin()
         return run
     if not resume:

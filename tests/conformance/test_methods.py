@@ -16,7 +16,7 @@ from helpers import (
 )
 
 from fldiag import registry
-from fldiag.execution import open_pool
+from fldiag.execution import open_pool, threads
 from fldiag.training import train
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
@@ -109,7 +109,7 @@ def cohort(shared, item):
 
 @pytest.fixture(scope="module", params=["processes:2", "dask"])
 def pool(request):
-    with open_pool(request.param, cohort, None, threads=1) as made:
+    with threads(1), open_pool(request.param, cohort, None) as made:
         yield made
 
 

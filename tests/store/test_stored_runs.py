@@ -106,10 +106,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(i, killed, whole):
     pd.testing.assert_frame_equal(run.metrics, whole[name].metrics)
 
 
-def test_more_rounds_are_those_of_a_longer_run(whole, tmp_path):
-    run = train(tmp_path / "run", **options("feddyn") | {"rounds": 2})
-    run = train(run.path, resume=True, **options("feddyn"))
-    assert same(bits(run), bits(whole["feddyn"]))
+@pytest.mark.parametrize("name", ["feddyn", "scaffold"])
+def test_more_rounds_are_those_of_a_longer_run(name, whole, tmp_path):
+    run = train(tmp_path / "run", **options(name) | {"rounds": 2})
+    run = train(run.path, resume=True, **options(name))
+    assert same(bits(run), bits(whole[name]))
 
 
 def flip(part):

@@ -119,6 +119,13 @@ def test_resuming_removes_what_a_killed_write_left_and_nothing_else(tmp_path):
     assert run.checkpoint(3).round == 3
 
 
+def test_a_run_that_lacks_a_file_is_not_resumed(tmp_path):
+    run = train.train(config("fedavg", rounds=2), out=tmp_path)
+    (tmp_path / run.round_file(1)).unlink()
+    with pytest.raises(FldiagError, match="is not there"):
+        train.train(config("fedavg", rounds=3), out=tmp_path, resume=True)
+
+
 def test_another_config_data_or_partition_is_named(tmp_path):
     train.train(config("fedavg", rounds=2), out=tmp_path)
     with pytest.raises(FldiagError, match=r"another config.*train\.lr"):
