@@ -158,7 +158,7 @@ def edit_json(file, **changes):
     [
         (lambda file: file.with_suffix(".csv").write_text("a,b\n1,2\n"), "not the table"),
         (lambda file: file.with_suffix(".csv").unlink(), "No such file"),
-        (lambda file: file.write_text("{"), "not what fldiag wrote"),
+        (lambda file: file.write_text("{"), "is not what fldiag wrote"),
         (
             lambda file: edit_json(file, checkpoints={"rounds/0002.safetensors": "f" * 64}),
             "of checkpoints that",
