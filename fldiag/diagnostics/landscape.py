@@ -59,8 +59,15 @@ def loss_at(shared: tuple[Problem, Tensor], place: tuple[float, float]) -> Row:
     problem, axes = shared
     offset = torch.tensor(place, dtype=torch.float64).to(problem.device) @ axes
     value, stderr = problem.loss(problem.w.double() + offset)
-    row: Row = {"metric": "loss", "estimator": "exact", "value": value, "stderr": stderr}
-    return {**row, "x": place[0], "y": place[1]}
+    x, y = place
+    return {
+        "metric": "loss",
+        "estimator": "exact",
+        "value": value,
+        "stderr": stderr,
+        "x": x,
+        "y": y,
+    }
 
 
 def is_wide(losses: np.ndarray) -> bool:
@@ -115,8 +122,8 @@ def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray) -> list[Row]:
         misses = np.abs(height_of(checks, is_log) - cubic[at])
         miss = float(misses.max() / (np.ptp(height_of(losses, is_log)) or 1.0))
         if miss <= RTOL:
-            row: Row = {"metric": "interpolation_error", "estimator": "spline", "value": miss}
-            rows.append({**row, "index": CHECKS})
+            about: Row = {"metric": "interpolation_error", "estimator": "spline", "index": CHECKS}
+            rows.append({**about, "value": miss})
             break
     return rows + [known[place] for place in places]
 
@@ -146,15 +153,15 @@ def through(problems: Sequence[Problem], is_plane: bool) -> tuple[Problem, Tenso
         axes = plane_axes(points[1:])
     else:
         axes, shares = principal_axes(points)
-        share: Row = {"metric": "explained_variance", "estimator": "exact"}
-        rows += [{**share, "index": i, "value": float(s)} for i, s in enumerate(shares, start=1)]
+        about: Row = {"metric": "explained_variance", "estimator": "exact"}
+        rows += [{**about, "index": i, "value": s} for i, s in enumerate(shares.tolist(), 1)]
     for i, (p, point) in enumerate(zip(problems, points, strict=True)):
-        place = axes @ point
+        x, y = (axes @ point).tolist()
         value, stderr = p.loss() if is_plane else origin.loss(p.w)
-        row: Row = {"index": i, "x": float(place[0]), "y": float(place[1]), "estimator": "exact"}
+        row: Row = {"index": i, "x": x, "y": y, "estimator": "exact"}
         row |= {"metric": "point" if is_plane else "trajectory", "round": p.labels.get("round")}
         rows.append({**row, "value": value, "stderr": stderr})
-        away = float((point - place @ axes).norm())
+        away = float((point - (axes @ point) @ axes).norm())
         rows += [] if is_plane else [{**row, "metric": "projection_error", "value": away}]
     return origin, axes, rows
 

@@ -319,10 +319,10 @@ def spectrum(
         rows += density_rows(problem, pairs, matrix, seed)
     frame = table(rows, **problem.common)
     if save_vectors:
-        shapes = dict(zip(problem.layout.names, problem.layout.shapes, strict=True))
-        pieces = pairs.vectors.to("cpu", problem.dtype).split([shapes[n].numel() for n in names], 1)
-        vectors = zip(names, pieces, strict=True)
+        shapes = [problem.state[n].shape for n in names]
+        pieces = pairs.vectors.to("cpu", problem.dtype).split([s.numel() for s in shapes], 1)
+        named = zip(names, pieces, shapes, strict=True)
         frame.attrs["vectors"] = Vectors(
-            {n: piece.reshape(-1, *shapes[n]).contiguous() for n, piece in vectors}
+            {n: piece.reshape(-1, *shape).contiguous() for n, piece, shape in named}
         )
     return frame

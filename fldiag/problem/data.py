@@ -165,9 +165,9 @@ def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dic
     The tensors of a tuple are its positional arguments. Of a dict it gets the entries that it names, or all where it names
     none and takes ``**``, or else the dict itself.
     """
-    if not isinstance(x, Mapping):
-        return (x if isinstance(x, tuple) else (x,)), {}
-    if named := {k: v for k, v in x.items() if k in forward.parameters}:
-        return (), named
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in forward.parameters.values())
-    return ((), dict(x)) if takes_all else ((x,), {})
+    if isinstance(x, Mapping):
+        named = {k: v for k, v in x.items() if k in forward.parameters}
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in forward.parameters.values())
+        if named or takes_all:
+            return (), named or dict(x)
+    return (x if isinstance(x, tuple) else (x,)), {}

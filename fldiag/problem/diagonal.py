@@ -1,9 +1,9 @@
 """Diagonal and trace of a problem's Hessian: exact for the layers where they are known, else by random signs.
 
 Where the second derivative of the outputs within a layer vanishes, the layer's block of the Hessian of any loss is its block of
-the Gauss-Newton matrix. With the Hessian of an example's loss in its outputs written as sum_c sign_c s_c s_c^T, that block's
-diagonal is the sum over examples n and columns c of the squared gradients of s_nc^T z_n (Dangel, Kunstner and Hennig, ICLR 2020,
-DiagGGN); for an affine layer they follow from its inputs and the cotangents of its outputs.
+the Gauss-Newton matrix. With eigenvalues l_nc and eigenvectors s_nc of the Hessian of an example's loss in its outputs z_n, that
+block's diagonal is the sum over n and c of l_nc times the squared gradients of s_nc^T z_n (Dangel, Kunstner and Hennig, ICLR
+2020, DiagGGN); for an affine layer they follow from its inputs and the cotangents of its outputs.
 
 Elsewhere: Hutchinson (1990) for the trace, Bekas, Kokiopoulou and Saad (2007) for the diagonal: E[z * Hz] with random signs z. A
 Krylov space is counted exactly, which halves the error of the rest (Meyer et al., "Hutch++", 2021).
@@ -50,36 +50,32 @@ def _inputs(m: nn.Module, a: Tensor) -> Tensor:
     return a[:0]
 
 
-def _squares(m: nn.Module, a: Tensor, g: Tensor) -> dict[str, Tensor]:
-    """The sums over examples of the squared gradients of weight and bias, by those g of the layer's outputs."""
+def _squares(m: nn.Module, a: Tensor, g: Tensor, shares: Tensor) -> dict[str, Tensor]:
+    """The sums over examples, with shares [b], of the squared gradients of weight and bias, by those g of the layer's outputs."""
     if isinstance(m, nn.Linear):
         g = g.reshape(len(g), -1, g.shape[-1]).transpose(1, 2)
     g = g.reshape(*g.shape[:2], -1)  # [b, O, L]
     if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d):
-        weight = (g * a.reshape(g.shape)).sum(2).square().sum(0)
+        weight = shares @ (g * a.reshape(g.shape)).sum(2).square()
     elif a.shape[2] == 1:  # one position: an outer product squares entry by entry
-        weight = g.square().squeeze(2).T @ a.square().squeeze(2)
+        weight = (shares * g.square().squeeze(2).T) @ a.square().squeeze(2)
     else:
-        weight = (g @ a.transpose(1, 2)).square_().sum(0)
-    return {"weight": weight, "bias": g.sum(2).square().sum(0)}
+        weight = torch.tensordot(shares, (g @ a.transpose(1, 2)).square_(), 1)
+    return {"weight": weight, "bias": shares @ g.sum(2).square()}
 
 
-def _factors(loss: Callable[[Tensor], Tensor], z: Tensor) -> list[tuple[float, Tensor]]:
-    """Signs and s [b, ...] with the Hessian of the loss in z [b, ...] = sum sign s_n s_n^T, example by example."""
-    b, at = len(z), z.detach().double().requires_grad_()
+def _eigenpairs(loss: Callable[[Tensor], Tensor], z: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Eigenvalues [b] and eigenvectors [b, ...] of the Hessian of the loss in z [b, ...], example by example."""
+    at = z.detach().double().requires_grad_()
     slope = grad(loss(at), at, create_graph=True)[0]
     if not slope.requires_grad:  # linear in the outputs
         return []
     units = torch.eye(z[0].numel()).to(at)
     columns: Any = [pull_back([slope], [at], [e.view_as(at[0])])[0] for e in units]
-    values, vectors = torch.linalg.eigh(torch.stack(columns, -1).reshape(b, len(units), -1))
+    values, vectors = torch.linalg.eigh(torch.stack(columns, -1).reshape(len(z), len(units), -1))
     values = values * (values.abs() > 1e-12 * values.abs().amax(1, keepdim=True))
-    factors = []
-    for sign in (1.0, -1.0):
-        parts = vectors * (sign * values).clamp_min(0).sqrt().unsqueeze(1)
-        used = parts[:, :, parts.any(1).any(0)].to(z)
-        factors += [(sign, s.reshape(z.shape)) for s in used.unbind(2)]
-    return factors
+    pairs = zip(values.to(z).unbind(1), vectors.to(z).unbind(2), strict=True)
+    return [(value, vector.reshape(z.shape)) for value, vector in pairs if value.any()]
 
 
 def ggn_diagonal(
@@ -100,15 +96,15 @@ def ggn_diagonal(
 
     with torch.enable_grad(), problem.guarded(), register_module_forward_hook(record):
         z = problem.call(problem.w, x)
-        factors = _factors(loss, z)
+        pairs = _eigenpairs(loss, z)
     used = {n: uses[m][0] for n, m in layers.items() if [len(a) for a, _ in uses[m]] == [len(z)]}
     sums: dict[str, Tensor] = {}
-    for sign, s in factors if used else ():
-        gs = pull_back([z], [out for _, out in used.values()], [s])
+    for values, vectors in pairs if used else ():
+        gs = pull_back([z], [out for _, out in used.values()], [vectors])
         for (name, (a, _)), g in zip(used.items(), gs, strict=True):
-            for tensor, value in _squares(layers[name], a, g).items():
+            for tensor, value in _squares(layers[name], a, g, values).items():
                 key = f"{name}.{tensor}".lstrip(".")
-                sums[key] = sums.get(key, 0.0) + sign * value.double()
+                sums[key] = sums.get(key, 0.0) + value.double()
     return sums
 
 

@@ -469,14 +469,9 @@ class Problem:
 
         batches = [functools.partial(batch, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
-        keep = self.memory // 2 // graph
-        return Curvature(
-            batches,
-            {n: views[n] for n in names},
-            matrix=matrix,
-            keep=keep if 2 * keep >= len(batches) else 0,  # a few of many save little
-            shift=self.weight_decay,
-        )
+        leaves = {n: views[n] for n in names}
+        keep, shift = self.memory // 2 // graph, self.weight_decay
+        return Curvature(batches, leaves, matrix=matrix, keep=keep, shift=shift)
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
