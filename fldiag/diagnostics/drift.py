@@ -7,6 +7,7 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Annotated, Any
 
 import pandas as pd
@@ -136,10 +137,9 @@ def rows_of(
     base: Row = {"metric": metric, "moment": "trained", "layer": layer}
     places: list[Row] = [{"scope": "client", "client": k} for k in ids]
     if values.ndim == 2:
-        i, j = torch.triu_indices(len(ids), len(ids), 1).tolist()
-        values = values[i, j]
-        pairs = zip(i, j, strict=True) if layer is None else ()
-        places = [{"scope": "pair", "client": ids[a], "client_b": ids[b]} for a, b in pairs]
+        values = values[torch.triu_indices(len(ids), len(ids), 1).unbind()]
+        pairs = combinations(ids, 2) if layer is None else ()
+        places = [{"scope": "pair", "client": a, "client_b": b} for a, b in pairs]
     rows = [{**base, **p, "value": v} for p, v in zip(places, values.tolist(), strict=False)]
     mean = {"scope": "global", "n_clients": len(ids), "value": float(values.nanmean())}
     return [*rows, {**base, **mean}]

@@ -7,7 +7,6 @@ revisited" (ICML 2019).
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
@@ -152,10 +151,7 @@ def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
 
 def load(history: History, weights: Weights) -> nn.Module:
     """A copy of the model with these weights, in evaluation mode."""
-    w, buffers = weights
-    module = copy.deepcopy(history.network.module).eval()
-    module.load_state_dict({**history.layout.views(w), **buffers}, strict=False)
-    return module
+    return history.problem(weights, history.pool.test, "").module
 
 
 def call(
@@ -215,11 +211,12 @@ def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterato
     for layer, of_clients in grams.items() if len(ids) > 1 else ():
         stack = torch.stack(of_clients)
         similarity = (stack @ stack.T).clamp(0, 1).fill_diagonal_(torch.nan).cpu().numpy()
+        frame = pd.DataFrame(similarity, ids, ids)
         about = {"metric": "cka", "layer": layer, "n_examples": len(x)}
-        for i, j in combinations(range(len(ids)), 2):
-            pair = {"scope": "pair", "client": ids[i], "client_b": ids[j]}
-            yield {**about, **pair, "value": float(similarity[i, j])}
-        each = pd.DataFrame(similarity).mean().dropna()
+        for a, b in combinations(ids, 2):
+            pair = {"scope": "pair", "client": a, "client_b": b}
+            yield {**about, **pair, "value": frame.at[a, b]}
+        each = frame.mean().dropna()
         # over clients as a sample: of a U-statistic, to first order
         stderr = 2 * each.sem() if len(each) > 2 else None
         yield {**about, "value": each.mean(), "stderr": stderr, "n_clients": len(each)}
