@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.choices import Proximal
-from fldiag.diagnostics.geometry import load, seen_by_head
+from fldiag.diagnostics.geometry import seen_by_head
 from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
 from fldiag.params import Layout, cosine
 from fldiag.plotting import style
@@ -28,7 +28,7 @@ from fldiag.results.summary import Item, Say, missing_notes, of_rounds
 from fldiag.results.table import Row
 from fldiag.runs import proximal
 from fldiag.runs.history import History, Stored
-from fldiag.runs.pool import BATCH, Weights
+from fldiag.runs.pool import Weights
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
@@ -80,7 +80,7 @@ def round_rows(
     for j, k in enumerate(stored.ids):
         if of_client(history, k)["n_examples"]:
             rows += proximal_rows(history, stored, j, rho, loss)
-    return rows + (cka_rows(history, stored) if representation else [])
+    return [*rows, *(cka_rows(history, stored) if representation else [])]
 
 
 # Weights
@@ -212,15 +212,15 @@ def proximal_rows(
     return rows
 
 
-def cka_rows(history: History, stored: Stored) -> list[Row]:
+def cka_rows(history: History, stored: Stored) -> Iterator[Row]:
     """The similarity of representations of every client with what the clients received."""
-    received = features(history, stored.start)
+    test = history.pool.test
+    received, *_ = seen_by_head(history, stored.start, test)
     base: Row = {"metric": "cka", "moment": "trained", "scope": "client"}
-    base |= {"slice": history.pool.split, "n_examples": history.pool.test.stop}
-    return [
-        {**base, "client": k, "value": cka(features(history, stored.client(j)), received)}
-        for j, k in enumerate(stored.ids)
-    ]
+    base |= {"slice": history.pool.split, "n_examples": test.stop}
+    for j, k in enumerate(stored.ids):
+        trained, *_ = seen_by_head(history, stored.client(j), test)
+        yield {**base, "client": k, "value": cka(trained, received)}
 
 
 def cka(a: Tensor, b: Tensor) -> float | None:
@@ -235,15 +235,6 @@ def cka(a: Tensor, b: Tensor) -> float | None:
     cross, *sizes = (torch.linalg.matrix_norm(u.T @ v) for u, v in ((a, b), (a, a), (b, b)))
     size = float(sizes[0] * sizes[1])
     return float(cross.square()) / size if size else None
-
-
-def features(history: History, weights: Weights) -> Tensor:
-    """What the head sees (without a head: the outputs) of the test examples, [n, d]."""
-    module, pool, values = load(history, weights), history.pool, list[Tensor]()
-    for piece in pool.batches(pool.test, BATCH):
-        outputs, seen = seen_by_head(module, pool.read(piece.start, piece.stop)[0])
-        values.append(seen[0] if seen else outputs.flatten(1))
-    return torch.cat(values)
 
 
 # Steps and means
