@@ -6,10 +6,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE)]
 
-from fldiag.version import version as _version  # noqa: E402
+from fldiag import __version__  # noqa: E402
 
 project, author, copyright = "fldiag", "the fldiag authors", "the fldiag authors, MIT licence"
-release = version = _version()
+release = version = __version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

@@ -7,6 +7,7 @@ so ``import fldiag`` is quick.
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what a type checker sees; the modules are those of _MODULES
@@ -43,6 +44,10 @@ __all__ = [
     "sweep",
     "train",
 ]
+try:
+    __version__ = metadata.version("fldiag")
+except metadata.PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+source"
 #: Where a public name is, unless it is in fldiag.api.
 _MODULES = {
     "Checkpoint": "fldiag.runs.checkpoint",
@@ -64,9 +69,8 @@ if not TYPE_CHECKING:  # a type checker knows the names, and complains of others
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
-            value = getattr(importlib.import_module(_MODULES.get(name, "fldiag.api")), name)
-            globals()[name] = value
-            return value
+            module = importlib.import_module(_MODULES.get(name, "fldiag.api"))
+            return globals().setdefault(name, getattr(module, name))
         raise AttributeError(f"module 'fldiag' has no attribute {name!r}")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fldiag import names, registry
+from fldiag import registry, user_code
 from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
@@ -52,13 +53,14 @@ def diagnose(
         progress: is called with done, total and what is being done; in a notebook, a bar by default.
         tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
             warning of Python.
-        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it.
+        allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it;
+            the consent holds until the process ends.
         trust_file: as for ``load``, of the paths.
         **options: the diagnostic's own (``fldiag explain NAME``), and those that all diagnostics share (for a
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
             ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
             ``trainable``, ``weight_decay``, ``root``, ``download`` and
-            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]`` (``name`` of one); and
+            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]``; and
             ``executor``, for any target.
 
     Returns:
@@ -74,6 +76,7 @@ def diagnose(
     ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
+    user_code.allow(allow_code)
     if trust_file:
         trust_files()
     answer = diagnosis.diagnose(
@@ -82,15 +85,13 @@ def diagnose(
         options,
         write=False,
         cache=None if cache is None else Path(cache),
-        allow_code=allow_code,
         bar=lambda title: notebook_bar(title, progress),
         tell=tell or (lambda text: None),
     )
-    for text in (item.text for item in standing(answer.table) if isinstance(item, Note)):
-        if tell:
-            tell(text)
-        else:
-            warnings.warn(text, stacklevel=2)
+    say = tell or partial(warnings.warn, stacklevel=2)
+    for item in standing(answer.table):
+        if isinstance(item, Note):
+            say(item.text)
     return answer.table
 
 
@@ -114,7 +115,7 @@ def check(
             seed.
         b: the baseline, likewise; without one, conditions compare with numbers only.
         fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
-            ``fldiag.compare.conditions``); by default ``"accuracy < baseline"``.
+            ``fldiag.compare.check``); by default ``"accuracy < baseline"``.
         level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
         allow_code: as for ``diagnose``.
         **options: ``model``, ``data``, ``root``, ``download`` and ``device``, as for ``diagnose``.
@@ -132,7 +133,8 @@ def check(
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(verdict='pass', labels=('run', 'run'))
     """
-    return checks.check(sides(a, b, allow_code), _reader(options), fail_if, level)
+    user_code.allow(allow_code)
+    return checks.check(sides(a, b), _reader(options), fail_if, level)
 
 
 def diff(
@@ -159,7 +161,8 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    return checks.diff(sides(a, b, allow_code), _reader(options), numbers, level)
+    user_code.allow(allow_code)
+    return checks.diff(sides(a, b), _reader(options), numbers, level)
 
 
 def _reader(options: Mapping[str, Any]) -> Reader:
@@ -181,20 +184,19 @@ def draw(table: pd.DataFrame, *, name: str = "", width: str | float | None = Non
     Raises:
         FldiagError: a table of no known diagnostic, one without a picture, or without the rows that it shows.
     """
-    of = name or str(getattr(table, "attrs", {}).get("diagnostic", ""))
+    of = name or str(table.attrs.get("diagnostic", ""))
     if not of:
         raise FldiagError(
             "the table does not say which diagnostic it is of", "give name=", usage=True
         )
     if "diagnostic" in table.columns and of != "diff":
         table = table[table["diagnostic"] == of].drop(columns="diagnostic")
-    drawings: Mapping[str, registry.Draw] = (
-        {"": picture.draw} if of == "diff" else registry.diagnostic.get(of).drawings
+    paint: registry.Function | None = (
+        picture.draw if of == "diff" else registry.diagnostic.get(of).drawings.get("")
     )
-    figure: Figure | None = None
     try:
         with style.use_sheet(width):
-            figure = drawings[""](table) if "" in drawings else None
+            figure: Figure | None = paint and paint(table)
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         what = f"this table has not what the picture of {of!r} shows ({error!r})"
         raise FldiagError(what, usage=True) from error
@@ -219,4 +221,4 @@ def catalogue(kind: str) -> dict[str, str]:
     >>> "fedsol" in fldiag.catalogue("methods")
     True
     """
-    return names.of(kind)
+    return registry.catalogue(kind)

@@ -9,18 +9,19 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import BaseModel, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from fldiag import minilm, names, registry, user_code
+from fldiag import registry, user_code
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     LARGEST,
     PARTITION_OPTIONS,
+    PIECES,
     VOCABULARY,
     CheckpointSection,
     ClientsSection,
@@ -76,8 +77,11 @@ class Config(ConfigSection):
     train: TrainSection = TrainSection()
     checkpoint: CheckpointSection = CheckpointSection()
     metrics: MetricsSection = MetricsSection()
-    #: The user code that may be imported for it. None: all that it names, because the user wrote it.
-    _consent: frozenset[str] | None = PrivateAttr(None)
+
+    def __new__(cls, **sections: Any) -> Config:
+        # what the user writes comes here with its sections; what is validated, such as a stored config, without
+        user_code.allow(sections)
+        return super().__new__(cls)
 
     @model_validator(mode="before")
     @classmethod
@@ -86,24 +90,24 @@ class Config(ConfigSection):
         tree = {k: dict(v) if isinstance(v, (Mapping, BaseModel)) else v for k, v in tree.items()}
         if not all(isinstance(tree.get(name, {}), dict) for name in ("method", "model")):
             return tree  # which the sections refuse
-        method = {"name": "fedavg", **tree.get("method", {})}
-        model = {"name": "small_cnn", **tree.get("model", {})}
-        if ":" not in str(method["name"]):
-            method = _with_defaults(registry.method.get(str(method["name"])), method)
+        method, model = dict(tree.get("method", {})), dict(tree.get("model", {}))
+        rule, network = method.pop("name", "fedavg"), model.pop("name", "small_cnn")
+        if not user_code.is_code(rule):
+            entry = registry.method.get(str(rule))
+            method = entry.validate(method)
             # options of the method that live in the model, such as stochastic depth
-            shared = registry.method.get(method["name"]).meta["model"]
-            model |= {key: method[key] for key in shared}
-        if ":" not in str(model["name"]):
-            entry, data = registry.model.get(str(model["name"])), dict(tree.get("data", {}))
+            model |= {key: method[key] for key in entry.meta["model"]}
+        if not user_code.is_code(network):
+            entry, data = registry.model.get(str(network)), dict(tree.get("data", {}))
             if "vocabulary" in entry.options.model_fields:
-                size = minilm.PIECES if data.get("tokenizer") else data.get("vocabulary")
+                size = PIECES if data.get("tokenizer") else data.get("vocabulary")
                 model.setdefault("vocabulary", size or VOCABULARY)
-            if model["name"] == "minilm" and data.get("tokenizer") != "minilm":
+            if network == "minilm" and data.get("tokenizer") != "minilm":
                 raise ValueError(
                     "minilm knows its own word pieces only; set data.tokenizer = 'minilm'"
                 )
-            model = _with_defaults(entry, model)
-        return {**tree, "method": method, "model": model}
+            model = entry.validate(model)
+        return {**tree, "method": {"name": rule, **method}, "model": {"name": network, **model}}
 
     @property
     def hash(self) -> str:
@@ -123,6 +127,10 @@ class Config(ConfigSection):
     def load(cls, source: str | Path, **overrides: Any) -> Config:
         """A config from a preset's name or a TOML file.
 
+        Besides the sections of a config the file may say what single methods get, where no override says otherwise:
+        ``[options.METHOD]``, values of that method's own options; and ``[needs.public.SECTION]`` and ``[needs.stages.SECTION]``,
+        keys for all methods that need unlabelled public inputs, or a model that shows its stages.
+
         Args:
             source: ``fldiag.catalogue("presets")`` names the presets.
             **overrides: keys to replace, as in ``replace``.
@@ -133,7 +141,16 @@ class Config(ConfigSection):
         Raises:
             FldiagError: an unknown preset, an unreadable file or anything invalid in it.
         """
-        return load(source, {key.replace("__", "."): v for key, v in overrides.items()})
+        tree = _read(source)
+        user_code.allow(tree)
+        needs, options = tree.pop("needs", {}), tree.pop("options", {})
+        overrides = _dotted(overrides)
+        name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
+        keys = {f"method.{key}": value for key, value in options.get(name, {}).items()}
+        for need in registry.method.get(name).meta["needs"] if ":" not in name else ():
+            for section, table in needs.get(need, {}).items():
+                keys |= {f"{section}.{key}": value for key, value in table.items()}
+        return build(tree, {**keys, **overrides})
 
     def replace(self, **overrides: Any) -> Config:
         """A validated copy with keys replaced.
@@ -147,33 +164,7 @@ class Config(ConfigSection):
         Raises:
             FldiagError: an unknown key or a wrong value.
         """
-        overrides = {key.replace("__", "."): v for key, v in overrides.items()}
-        config = build(self.model_dump(), overrides)
-        if self._consent is not None:
-            config._consent = self._consent.union(user_code.names(overrides).values())
-        return config
-
-    @classmethod
-    def from_stored(cls, tree: Mapping[str, Any], allow_code: Iterable[str] = ()) -> Config:
-        """A config as a run stored it: of the code that it names only ``allow_code`` may be imported."""
-        config = cls.model_validate(tree)
-        if config.allowed_code:
-            config._consent = user_code.consent(allow_code)
-        return config
-
-    @property
-    def allowed_code(self) -> frozenset[str]:
-        """The user code that may be imported for it."""
-        if self._consent is None:
-            return frozenset(user_code.names(self.model_dump()).values())
-        return self._consent
-
-    def allow(self, code: str | Iterable[str]) -> Config:
-        """A copy for which this user code may be imported too. Raises FldiagError for what is not ``pkg.mod:name``."""
-        config, allowed = self.model_copy(), user_code.consent(code)
-        if config._consent is not None:
-            config._consent |= allowed
-        return config
+        return build(self.model_dump(), _dotted(overrides))
 
     @property
     def method_version(self) -> int:
@@ -182,9 +173,8 @@ class Config(ConfigSection):
         return 1 if ":" in name else int(registry.method.get(name).meta["version"])
 
 
-def _with_defaults(entry: registry.Entry, section: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: value for key, value in section.items() if key != "name"}
-    return {"name": entry.name, **entry.validate(options)}
+def _dotted(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("__", "."): value for key, value in overrides.items()}
 
 
 def settings() -> dict[str, Any]:
@@ -200,13 +190,14 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
     """A validated config from nested tables and dotted overrides.
 
     Changing ``method.name`` (or ``model.name``, ``partition.kind``) by an override drops the options that belonged to the former
-    one.
+    one. Code that the overrides name may be imported: they are the user's.
 
     Raises:
         FldiagError: the first complaint, with the nearest key that there is.
     """
     sections = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     overrides = dict(overrides or {})
+    user_code.allow(overrides)
     for section, key in MAIN_KEYS.items():
         name, old = overrides.get(f"{section}.{key}"), sections.get(section, {})
         if name is not None and name != old.get(key):
@@ -234,33 +225,11 @@ def _drop_method(sections: dict[str, Any]) -> None:
             sections.get("model", {}).pop(option, None)
 
 
-def load(source: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Config:
-    """A config from a preset name or a TOML file, with overrides: ``key=value`` each, or dotted key -> value.
-
-    Besides the sections of a config the file may say what single methods get, where no override says otherwise:
-    ``[options.METHOD]``, values of that method's own options; and ``[needs.public.SECTION]`` and ``[needs.stages.SECTION]``,
-    keys for all methods that need unlabelled public inputs, or a model that shows its stages.
-
-    Raises:
-        FldiagError: an unknown preset, an unreadable file or anything invalid in it.
-    """
-    if not isinstance(overrides, Mapping):
-        overrides = dict(map(parse_override, overrides))
-    tree = _read(source)
-    needs, options = tree.pop("needs", {}), tree.pop("options", {})
-    name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
-    keys = {f"method.{key}": value for key, value in options.get(name, {}).items()}
-    for need in registry.method.get(name).meta["needs"] if ":" not in name else ():
-        for section, table in needs.get(need, {}).items():
-            keys |= {f"{section}.{key}": value for key, value in table.items()}
-    return build(tree, {**keys, **overrides})
-
-
 def of_run(run: Any, overrides: Mapping[str, Any]) -> Config:
     """A config with the data, model and partition of a trained or recorded run, to train another method in its federation.
 
     Args:
-        run: a ``fldiag.runs.run.Run``, with the consent to import the code that it names, where it names any.
+        run: a ``fldiag.runs.run.Run``.
         overrides: dotted key -> value. Everything else has its default.
 
     Raises:
@@ -282,10 +251,7 @@ def of_run(run: Any, overrides: Mapping[str, Any]) -> Config:
         tree["partition"] = {"kind": "file", "path": str(folder / "partition.npz")}
     total = stored["clients"]["total"]
     clients = {"total": total, "per_round": min(total, ClientsSection().per_round)}
-    config = build({**tree, "clients": clients, "name": folder.name}, overrides)
-    return Config.from_stored(
-        config.model_dump(), run.allow_code.union(user_code.names(overrides).values())
-    )
+    return build({**tree, "clients": clients, "name": folder.name}, overrides)
 
 
 def recipe(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,10 +273,11 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _read(source: str | Path) -> dict[str, Any]:
     """A TOML file or, of that name, a preset."""
-    texts, is_file = names.preset_texts(), os.path.isfile(source)
-    if not is_file and source not in texts:
-        raise unknown("preset", str(source), texts)
+    texts = registry.preset_texts()
     try:
+        is_file = os.path.isfile(source)
         return tomllib.loads(Path(source).read_text("utf-8") if is_file else texts[str(source)])
+    except KeyError:
+        raise unknown("preset", str(source), texts) from None
     except (OSError, ValueError, RecursionError) as error:
         raise FldiagError(f"{source} is not valid TOML: {error}", usage=True) from None

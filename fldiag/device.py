@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from fldiag.errors import FldiagError, nearest
@@ -84,18 +81,6 @@ def _setting(place: Any, name: str) -> Any:
         return getattr(place, name)
     except RuntimeError:
         return True
-
-
-@cache
-def memory() -> int:
-    """Bytes of memory of this machine, or of the control group that the process may use; 2**62 where nobody says."""
-    limits = [2**62]
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(Path(file).read_text("utf-8")))  # "max" where there is no limit
-    return min(n for n in limits if n > 0)
 
 
 def keep_memory() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-import sysconfig
+import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,13 +88,10 @@ def error_text(error: BaseException) -> str:
 def error_place(error: BaseException) -> str:
     """Where somebody else's code raised an error, as ``(models.py:12, in forward)`` with a space before it; "" where only
     fldiag's and installed packages' code ran."""
-    installed = (
-        str(Path(__file__).parent),
-        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
-    )
+    others = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<frozen", "<string")
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if not file.startswith((*installed, "<frozen", "<string")):
+        if not file.startswith(others):
             place = f" ({Path(file).name}:{line}, in {frame.f_code.co_name})"
     return place

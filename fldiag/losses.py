@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fldiag.choices import Proximal, Rule
 from fldiag.errors import FldiagError
 from fldiag.params import Layout, norm, ratio
+from fldiag.sections import Proximal, Rule
 
 #: Added to the norm of a gradient before dividing by it.
 GUARD = 1e-12

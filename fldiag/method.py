@@ -28,15 +28,14 @@ the last axis with ``keepdim`` and the same line serves one client or many.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.errors import FldiagError, error_text
 from fldiag.local import Local
 from fldiag.step import Output, Perturbation, Step
@@ -279,15 +278,13 @@ class Method:
         return next((way for way in ways if way is not None), None)
 
 
-def build(name: str, options: Mapping[str, Any], allow_code: Collection[str] = ()) -> Method:
-    """A registered method, or what a user's function ``pkg.mod:function`` returns if it is one of ``allow_code``.
+def build(name: str, options: Mapping[str, Any]) -> Method:
+    """A registered method, or what a user's function ``pkg.mod:function`` returns.
 
     Raises FldiagError for an unknown method or option, for code that is not allowed, and for a function that fails or returns
     something else.
     """
-    if ":" not in name:
-        return registry.method.get(name).build(**options)  # type: ignore[no-any-return]
-    entry = own_entry(name, allow_code)
+    entry = registry.method.get(name)
     try:
         composition = entry.build(**entry.validate(dict(options)))
     except FldiagError:
@@ -303,20 +300,6 @@ def build(name: str, options: Mapping[str, Any], allow_code: Collection[str] = (
             "return a fldiag.Method of parts, such as Method(MyPart())",
         )
     return composition
-
-
-def own_entry(name: str, allow_code: Collection[str]) -> registry.Entry:
-    """A user's function ``pkg.mod:function`` as the entry of a method: with what it was registered with, if it was."""
-    function = user_code.load_user(name, allow_code, "method")
-    if not inspect.isfunction(function):
-        raise FldiagError(
-            f"method {name!r} is a {type(function).__name__}",
-            "name a function that returns a fldiag.Method",
-            usage=True,
-        )
-    entries = (e for e in registry.method.entries.values() if e.build is function)
-    entry = next(entries, None)
-    return registry.Entry("method", name, function, meta={} if entry is None else entry.meta)
 
 
 def method(

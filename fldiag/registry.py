@@ -3,32 +3,40 @@
 A registered function's signature is its schema: keyword parameters with type annotations and defaults become a validated, frozen
 pydantic model (``Entry.options``), so config files, ``fldiag explain`` and the command line derive from one place. Another
 package adds entries through entry points in the groups ``fldiag.methods``, ``fldiag.models``, ``fldiag.datasets`` and
-``fldiag.diagnostics``. ``table`` makes the table of a diagnostic.
+``fldiag.diagnostics``. What there is, is read from the source files without an import, so that lists and help answer at once.
+``table`` makes the table of a diagnostic.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
-import pkgutil
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import pydantic
 
+from fldiag import user_code
 from fldiag.errors import FldiagError, error_text, nearest, unknown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+ROOT = Path(__file__).parent
+#: What is registered, as ``fldiag list`` and ``fldiag.catalogue`` name it, and its folder. The name without s is the registry's.
+KINDS = {
+    "methods": "methods",
+    "models": "models",
+    "datasets": "data",
+    "diagnostics": "diagnostics",
+}
+Function = Callable[..., Any]
 #: What is told of long work: done, total, what.
 Progress = Callable[[int, int, str], None]
 #: What a method may be unable to train without: unlabelled public inputs, or a model that shows its stages.
@@ -50,7 +58,7 @@ class Entry:
 
     kind: str
     name: str
-    build: Callable[..., Any]
+    build: Function
     arguments: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -61,26 +69,25 @@ class Entry:
     @property
     def headline(self) -> str:
         """The first line of ``doc``."""
-        return self.doc.split("\n", 1)[0]
+        return self.doc.partition("\n")[0]
 
     @cached_property
     def options(self) -> type[pydantic.BaseModel]:
-        signature = inspect.signature(self.build)
-        options = {n: p for n, p in signature.parameters.items() if self.is_option(p)}
-        # hints of options only: those of the subject may name what is imported when something is measured
-        annotations = {n: h for n, h in self.build.__annotations__.items() if n in options}
-        annotated = types.SimpleNamespace(__annotations__=annotations)
-        hints = typing.get_type_hints(annotated, self.build.__globals__, include_extras=True)
         fields: dict[str, Any] = {
-            name: (hints.get(name, Any), ... if option.default is option.empty else option.default)
-            for name, option in options.items()
+            name: (
+                Any if option.annotation is option.empty else option.annotation,
+                ... if option.default is option.empty else option.default,
+            )
+            for name, option in inspect.signature(self.build).parameters.items()
+            if self.is_option(option)
         }
-        return pydantic.create_model(f"{self.name}_options", __config__=STRICT, **fields)
+        return pydantic.create_model(
+            f"{self.name}_options", __config__=STRICT, __module__=self.build.__module__, **fields
+        )
 
     def is_option(self, parameter: inspect.Parameter) -> bool:
         """Whether a parameter of ``build`` is an option."""
-        kinds = (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        return parameter.name not in self.arguments and parameter.kind not in kinds
+        return parameter.name not in self.arguments
 
     def validate(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options with defaults filled in.
@@ -115,7 +122,6 @@ def explain(error: pydantic.ValidationError, subject: str, keys: Iterable[str]) 
 
 
 On = Literal["problem", "checkpoints", "run", "clients", "runs"]
-Draw = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +133,7 @@ class Diagnostic(Entry):
       that has the weights of clients; ``runs``: a list of Run.
     - ``joint``: options -> whether all targets are one subject, a list of Problem: of a plane through three.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
-      names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file,
-      or charts to turn (``.html``: ``fldiag.plotting.pages.Section``).
+      names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file.
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.
@@ -138,16 +143,16 @@ class Diagnostic(Entry):
     """
 
     on: On = "problem"
-    joint: Callable[[Mapping[str, Any]], bool] = lambda options: False
-    draw: Draw | Mapping[str, Draw] | None = None
-    summary: Callable[..., Any] | None = None
+    joint: Function = lambda options: False
+    draw: Function | Mapping[str, Function] | None = None
+    summary: Function | None = None
     numbers: tuple[Any, ...] = ()
-    alarms: Callable[[Any], Sequence[str]] | None = None
-    fails: Callable[[Any], bool] | None = None
+    alarms: Function | None = None
+    fails: Function | None = None
     example: str = ""
 
     @property
-    def drawings(self) -> dict[str, Draw]:
+    def drawings(self) -> dict[str, Function]:
         """Drawing functions by the ending of their files' names; the main picture's is empty."""
         if self.draw is None:
             return {}
@@ -157,30 +162,32 @@ class Diagnostic(Entry):
         return parameter.kind is parameter.KEYWORD_ONLY
 
 
+class Item(NamedTuple):
+    """What a source file registers: the module, the first line; of a diagnostic also what it is on."""
+
+    module: str
+    summary: str
+    on: str = "problem"
+
+
 E = TypeVar("E", bound=Entry)
 
 
 class Registry(Generic[E]):
     """The entries of one kind: those of fldiag's own packages, and those of other packages, by their entry points.
 
-    ``get`` imports the one entry asked for, if its file has its name or another package brings it. One of another package that
-    cannot be imported stops nothing but itself.
+    ``get`` imports the one entry asked for. One of another package that cannot be imported stops nothing but itself.
 
     >>> from fldiag import registry
     >>> registry.method.get("fedavg").headline
     'Local SGD, then the weighted mean.'
     """
 
-    def __init__(
-        self, kind: str, package: str, entry: Callable[..., E], arguments: tuple[str, ...] = ()
-    ):
-        self.kind, self.package, self._entry, self.arguments = kind, package, entry, arguments
+    def __init__(self, kind: str, entry: Callable[..., E], arguments: tuple[str, ...] = ()):
+        self.kind, self._entry, self.arguments = kind, entry, arguments
         self.entries: dict[str, E] = {}  # what is imported so far
-        self._is_complete = False
 
-    def __call__(
-        self, name: str, **meta: Any
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def __call__(self, name: str, **meta: Any) -> Callable[[Function], Function]:
         """Decorator: register the decorated function.
 
         Args:
@@ -188,63 +195,52 @@ class Registry(Generic[E]):
             **meta: what the entry says besides: of a diagnostic the fields of ``Diagnostic``.
         """
 
-        def register(build: Callable[..., Any]) -> Callable[..., Any]:
+        def register(build: Function) -> Function:
             self.entries[name] = self._entry(self.kind, name, build, self.arguments, **meta)
             return build
 
         return register
-
-    def own(self, name: str, build: Callable[..., Any]) -> E:
-        """The entry of a function that the user named ``pkg.mod:function``; it may be decorated, as in a package."""
-        same = [entry for entry in self.entries.values() if entry.build is build]
-        entry = same[0] if same else self._entry(self.kind, name, build, self.arguments)
-        return self.entries.setdefault(name, dataclasses.replace(entry, name=name))
 
     def _points(self) -> dict[str, EntryPoint]:
         """What other packages bring, by name; nothing is imported."""
         return entry_points(f"fldiag.{self.kind}s")
 
     def names(self) -> list[str]:
-        """All there are, sorted; those of other packages are not imported."""
-        self._import("")
-        return sorted({*self.entries, *self._points()})
+        """All there are, sorted; nothing is imported."""
+        return sorted({*self.entries, *built_in(f"{self.kind}s"), *self._points()})
 
     def get(self, name: str) -> E:
-        """Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported."""
-        if name in self and name not in self.entries:
-            load_entry_point(self._points()[name], self.kind)
+        """The entry of a name, or of a function of the user's, ``pkg.mod:function``, which may be decorated, as in a package.
+
+        Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported.
+        """
+        if user_code.is_code(name):
+            build = user_code.load_user(name, self.kind)
+            same = [entry for entry in self.entries.values() if entry.build is build]
+            entry = same[0] if same else self._entry(self.kind, name, build, self.arguments)
+            return replace(entry, name=name)
+        if name not in self.entries:
+            if item := built_in(f"{self.kind}s").get(name):
+                importlib.import_module(item.module)
+            elif point := self._points().get(name):
+                load_entry_point(point, self.kind)
         if name not in self.entries:
             raise unknown(self.kind, name, self.names())
         return self.entries[name]
 
     def __contains__(self, name: str) -> bool:
-        self._import(name)
-        return name in self.entries or name in self._points()
-
-    def _import(self, name: str) -> None:
-        """Import the file of fldiag's own that has the entry's name, if there is one; else all of them."""
-        if name in self.entries or self._is_complete:
-            return
-        file = str(name).replace("-", "_")
-        if file.isidentifier() and importlib.util.find_spec(f"{self.package}.{file}"):
-            importlib.import_module(f"{self.package}.{file}")
-        if name not in self.entries:
-            path = importlib.import_module(self.package).__path__
-            for module in pkgutil.iter_modules(path, f"{self.package}."):
-                importlib.import_module(module.name)
-            self._is_complete = True
+        is_own = name in self.entries or name in built_in(f"{self.kind}s")
+        return is_own or name in self._points()
 
 
-def _plain(
-    kind: str, name: str, build: Callable[..., Any], arguments: tuple[str, ...], **meta: Any
-) -> Entry:
+def _plain(kind: str, name: str, build: Function, arguments: tuple[str, ...], **meta: Any) -> Entry:
     return Entry(kind, name, build, arguments, meta)
 
 
-method = Registry("method", "fldiag.methods", _plain)
-model = Registry("model", "fldiag.models", _plain, ("shape", "classes"))
-dataset = Registry("dataset", "fldiag.data", _plain, ("root", "download", "progress", "reading"))
-diagnostic = Registry("diagnostic", "fldiag.diagnostics", Diagnostic)
+method = Registry("method", _plain)
+model = Registry("model", _plain, ("shape", "classes"))
+dataset = Registry("dataset", _plain, ("root", "download"))
+diagnostic = Registry("diagnostic", Diagnostic)
 
 
 def diagnostics() -> list[Diagnostic]:
@@ -253,6 +249,60 @@ def diagnostics() -> list[Diagnostic]:
         (diagnostic.get(name) for name in diagnostic.names()),
         key=lambda e: (e.alarms is None, not e.numbers, e.on != "problem", e.name),
     )
+
+
+# -- what there is
+
+
+def kinds() -> list[str]:
+    """What ``fldiag list`` and ``fldiag.catalogue`` take: methods to presets, then the lists of other packages."""
+    return [*KINDS, "presets", *entry_points("fldiag.lists")]
+
+
+def catalogue(kind: str) -> dict[str, str]:
+    """Name -> one line on it; for what another package brings, the package's name.
+
+    Raises:
+        FldiagError: an unknown kind, or a list that cannot be imported.
+
+    >>> catalogue("methods")["fedavg"]
+    'Local SGD, then the weighted mean.'
+    """
+    if kind not in kinds():
+        raise unknown("kind", kind, kinds())
+    if kind == "presets":
+        return {n: text.partition("\n")[0].lstrip("# ") for n, text in preset_texts().items()}
+    if kind not in KINDS:
+        return dict(sorted(load_entry_point(entry_points("fldiag.lists")[kind], "list")().items()))
+    lines = {n: f"(from {package(p)})" for n, p in entry_points(f"fldiag.{kind}").items()}
+    lines |= {name: item.summary for name, item in built_in(kind).items()}
+    return dict(sorted(lines.items()))
+
+
+@cache
+def built_in(kind: str) -> dict[str, Item]:
+    """What the source files register, by name."""
+    files = sorted((ROOT / KINDS[kind]).rglob("*.py"))
+    return dict(item for path in files for item in _registered(path, kind[:-1]))
+
+
+@cache
+def preset_texts() -> dict[str, str]:
+    """Name -> text of every preset."""
+    return {f.stem: f.read_text("utf-8") for f in sorted((ROOT / "presets").glob("*.toml"))}
+
+
+def _registered(path: Path, registry: str) -> Iterator[tuple[str, Item]]:
+    """Functions decorated with ``@REGISTRY("name", ...)``, and of data sets the tables SETS."""
+    parts, text = path.relative_to(ROOT).with_suffix("").parts, path.read_text("utf-8")
+    module = ".".join(("fldiag", *parts)).removesuffix(".__init__")
+    decorated = rf'^@(?:\w+\.)?{registry}\(\s*"(.+?)"(.*?)"""(.+?)$'
+    for name, about, summary in re.findall(decorated, text, re.MULTILINE | re.DOTALL):
+        on = re.search(r'\bon="(\w+)"', about)
+        yield name, Item(module, summary.removesuffix('"""'), *(on.groups() if on else ()))
+    if registry == "dataset":
+        for name, summary in re.findall(r'^    "(\w+)": \w*\(\s*"(.+?)"', text, re.MULTILINE):
+            yield name, Item(module, summary)
 
 
 # -- what other packages bring

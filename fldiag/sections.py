@@ -1,7 +1,9 @@
-"""The sections of a config, each a frozen, validated model; ``Config`` puts them together."""
+"""What options can be, known without importing PyTorch: those that several diagnostics have, and the sections of a config, each a
+frozen, validated model; ``Config`` puts them together."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Unit = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Whole = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 #: Normalisations that have a name; every other one is a mean and a deviation.
 NORMALISATIONS = ("none", "unit", "standard")
@@ -19,35 +23,75 @@ NORMALISATIONS = ("none", "unit", "standard")
 def moments_of(normalise: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Mean and deviation of each channel that a normalisation gives, None for one of ``NORMALISATIONS``.
 
+    Raises ValueError for what is neither a known name nor ``MEAN/DEVIATION``, with a number for each channel.
+
     >>> moments_of("0.1307/0.3081")
     ((0.1307,), (0.3081,))
     """
     if normalise in NORMALISATIONS:
         return None
-    mean, std = (tuple(map(float, part.split(","))) for part in normalise.split("/"))
-    return mean, std
-
-
-def read_normalisation(value: str) -> str:
-    """The value. Raises ValueError for what is neither a known name nor ``MEAN/DEVIATION``, with a number for each channel."""
-    try:
-        mean, std = moments_of(value) or ((0.0,), (1.0,))
+    with contextlib.suppress(AttributeError, ValueError):
+        mean, std = (tuple(map(float, part.split(","))) for part in normalise.split("/"))
         if len(mean) == len(std) and all(map(math.isfinite, mean + std)) and min(std) > 0:
-            return value
-    except (AttributeError, ValueError):
-        pass
+            return mean, std
     raise ValueError(f"use {', '.join(NORMALISATIONS)} or means/deviations such as 0.13/0.31")
 
 
-Normalise = Annotated[str, AfterValidator(read_normalisation)]
+def read_normalisation(value: str) -> str:
+    """The value, once ``moments_of`` understands it."""
+    moments_of(value)
+    return value
+
+
 #: How a name of data begins that is a path. Another name with a colon is user code.
 FILES = ("npz:", "csv:")
 #: Word pieces of a tokenizer, and tokens of a text, where nobody says otherwise.
 VOCABULARY, LENGTH = 8000, 64
+#: Word pieces of MiniLM.
+PIECES = 30522
 #: The word pieces 0, 1, 2 and 3 of every tokenizer here.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 #: Rounds, clients and seeds are smaller: tables hold them as int64.
 LARGEST = 2**63
+
+
+#: The Hessian, or the Gauss-Newton matrix.
+Matrix = Literal["hessian", "ggn"]
+#: Which end of a spectrum; magnitude: both.
+Which = Literal["largest", "smallest", "magnitude"]
+
+#: The proximal losses that need nothing but the received model.
+Proximal = Literal["kl", "l2"]
+#: Lambda: by how far each entry has moved, or 1 everywhere.
+Strength = Literal["adaptive", "fixed"]
+#: Over what Lambda is normalised; ``dim0`` is the released code's reading.
+Rule = Literal["layer", "tensor", "dim0"]
+
+# of an estimated trace or diagonal
+Rtol = Annotated[
+    float, Field(gt=0, lt=1, description="Allowed relative standard error of an estimate.")
+]
+Products = Annotated[
+    int, Field(ge=2, description="Maximum number of Hessian-vector products for an estimate.")
+]
+# of the rounds of a run, of eigenvalues, and of what is random
+EveryRound = Annotated[
+    bool | None,
+    Field(description="All rounds, not only the last (default if --rounds is given)."),
+]
+Tol = Annotated[float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")]
+Seed = Annotated[int, Field(description="Random seed.")]
+#: Which examples a client is tested on: test examples in its class mixture, all of its classes, or its own training examples.
+ClientSlice = Literal["test", "own", "train"]
+#: Bins of a calibration error (Guo et al. 2017), and examples of a client below which nothing is said of it.
+BINS, FEWEST = 15, 5
+
+# of diagnostics that are asked of whole runs, and open these themselves
+Root = Annotated[
+    str | None, Field(description="Folder that holds the data (default $FLDIAG_DATA).")
+]
+Download = Annotated[bool, Field(description="Download a missing public data set.")]
+Device = Annotated[str, Field(description="Device: auto, cpu, cuda, cuda:N or mps.")]
 
 
 class ConfigSection(BaseModel):
@@ -76,7 +120,7 @@ class DataSection(ConfigSection):
     variant: str | None = Field(
         None, description="variant of normalisation and augmentation, where papers differ"
     )
-    normalise: Normalise | None = Field(
+    normalise: Annotated[str, AfterValidator(read_normalisation)] | None = Field(
         None,
         description="what the model sees: the stored numbers (none), pixels / 255 (unit), or minus the mean and over the "
         "deviation of each channel: those of the training split (standard) or given ones, such as 0.1307/0.3081 or "
@@ -218,7 +262,7 @@ class MethodSection(OpenSection):
 
 
 class TrainSection(ConfigSection):
-    epochs: Annotated[int, Field(ge=0)] = Field(
+    epochs: Whole = Field(
         5,
         description="passes of a client over its examples in a round",
     )

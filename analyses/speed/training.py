@@ -46,7 +46,7 @@ class Ours:
 def digits(model: str, **train: object) -> Setup:
     """10 of 20 LDA(0.1) clients, about 75 examples each, one epoch in batches of 10: steps too small to fill a processor."""
     given = {"epochs": 1, "batch_size": 10, "clip": None, **train}
-    base = config.load("digits", [f"model.name={model}"])
+    base = config.Config.load("digits", model__name=model)
     return Setup(base.model_copy(update={"train": base.train.model_copy(update=given)}))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import fldiag
-from fldiag import names
+from fldiag import registry
 
 DOCS = Path(__file__).resolve().parents[1]
 OUT = DOCS / "made"
@@ -38,7 +38,7 @@ def write(_: Any = None) -> None:
         for name, options in RUNS.items():
             config = fldiag.Config.load("digits", rounds=6, clients__per_round=5, **options)
             fldiag.train(config, out=f"{folder}/{name}")
-        for name in names.built_in("diagnostics"):
+        for name in registry.built_in("diagnostics"):
             if name == "doctor":  # it has a table and no picture
                 continue
             target, options = CALLS.get(name, ("runs/fedavg", {}))
@@ -52,7 +52,7 @@ def write(_: Any = None) -> None:
             figure = fldiag.draw(table)
             figure.savefig(OUT / f"{name}.png", dpi=110)
             call = "".join(f", {key}={value!r}" for key, value in options.items())
-            text += f"\n## {name}\n\n{names.of('diagnostics')[name]}\n\n"
+            text += f"\n## {name}\n\n{registry.catalogue('diagnostics')[name]}\n\n"
             text += f"```python\nfldiag.draw(fldiag.diagnose({target!r}, {name!r}{call}))\n```\n\n"
             text += f"![{name}]({name}.png)\n"
     (OUT / "gallery.md").write_text(text, "utf-8")

@@ -11,10 +11,10 @@ from typing import Any
 import click
 import typer
 
-from fldiag import names, registry
+from fldiag import registry
 from fldiag.cli import app as verbs
-from fldiag.cli import derived
-from fldiag.cli.inform import about
+from fldiag.cli.app import command as command_of
+from fldiag.cli.start import about
 from fldiag.config import settings
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
 
@@ -49,7 +49,7 @@ def write(_: Any = None) -> None:
     """All pages, in a folder that is made anew."""
     shutil.rmtree(OUT, ignore_errors=True)
     for kind in TITLES:
-        summaries = names.of(kind)
+        summaries = registry.catalogue(kind)
         pages = {
             name: _page(kind, name, _item(kind, name, summary))
             for name, summary in summaries.items()
@@ -77,7 +77,7 @@ def write(_: Any = None) -> None:
 
 def _item(kind: str, name: str, summary: str) -> dict[str, Any]:
     """What the registry says of a name."""
-    if kind not in names.KINDS:
+    if kind not in registry.KINDS:
         return {"summary": summary}
     entry = getattr(registry, kind[:-1]).get(name)
     return {
@@ -229,8 +229,8 @@ def _options(options: list[dict[str, Any]]) -> str:
 def _commands(group: click.Group, name: str) -> Any:
     context = click.Context(group)
     for key in group.list_commands(context):
-        is_derived = key in names.built_in("diagnostics") and key not in group.commands
-        command = derived.command(key) if is_derived else group.get_command(context, key)
+        is_derived = key in registry.built_in("diagnostics") and key not in group.commands
+        command = command_of(key) if is_derived else group.get_command(context, key)
         if isinstance(command, click.Group):
             yield from _commands(command, f"{name} {key}")
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,18 +49,17 @@ class Sides:
         )
 
 
-def sides(a: Side, b: Side | None = None, allow_code: str | Iterable[str] = ()) -> Sides:
+def sides(a: Side, b: Side | None = None) -> Sides:
     """Both sides, opened and paired by seed.
 
     Args:
         a: A run, a checkpoint, the path of one, a pattern, a folder that holds runs, or several of these.
         b: The baseline, likewise.
-        allow_code: User code that may be imported although only a file names it.
 
     Raises:
         FldiagError: A side cannot be opened, they are on different data, or have no two seeds in common.
     """
-    first, second = (opened(side, allow_code) if side is not None else [] for side in (a, b))
+    first, second = (opened(side) if side is not None else [] for side in (a, b))
     labels, members = (label(first), label(second) if second else ""), [*first, *second]
     data = {about_of(member).get("provenance", {}).get("data") for member in members}
     if len(data - {None}) > 1:
@@ -80,9 +79,9 @@ def sides(a: Side, b: Side | None = None, allow_code: str | Iterable[str] = ()) 
     return Sides([one[seed] for seed in seeds], [other[seed] for seed in seeds], labels, notes)
 
 
-def opened(side: Any, allow_code: str | Iterable[str]) -> list[Member]:
+def opened(side: Any) -> list[Member]:
     """The members of a side. Raises FldiagError for several that are not runs which differ by the seed alone."""
-    members = [member.allow(allow_code) for member in members_of(side)]
+    members = members_of(side)
     if len(members) < 2:
         return members
     if not all(isinstance(member, Run) for member in members):
@@ -100,9 +99,9 @@ def members_of(side: Any) -> list[Member]:
     if isinstance(side, (list, tuple)):
         return [member for one in side for member in members_of(one)]
     if isinstance(side, (str, Path)):
-        runs = sorted(glob.glob(f"{glob.escape(str(side))}/*/run.json"))
+        runs = sorted(Path(side).glob("*/run.json"))
         if runs and not os.path.exists(f"{side}/run.json"):
-            return [Run.open(Path(file).parent) for file in runs]
+            return [Run.open(file.parent) for file in runs]
         if not os.path.exists(side) and (matches := sorted(glob.glob(str(side)))):
             return members_of(matches)
     return [side if isinstance(side, (Run, Checkpoint)) else load(side)]
@@ -111,8 +110,7 @@ def members_of(side: Any) -> list[Member]:
 def label(members: Sequence[Member]) -> str:
     """A short name of a side: its run or file, or the folder of its runs."""
     path = members[0].path
-    is_one = len(members) == 1
-    return path.name if is_one else f"{path.absolute().parent.name} ({len(members)} runs)"
+    return f"{path.absolute().parent.name} ({len(members)} runs)" if members[1:] else path.name
 
 
 def about_of(member: Member) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.choices import Which
 from fldiag.curvature.operator import Operator
+from fldiag.sections import Which
 from fldiag.seeding import torch_rng
 
 #: How near an eigenvalue is to the end of the spectrum that is searched.

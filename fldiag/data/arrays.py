@@ -32,7 +32,7 @@ def read_npz(path: str | os.PathLike[str], *, join_validation: bool = False) -> 
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in (*KEYS, *VALIDATION) if key in file}
-            names, is_tokens = ", ".join(file.files), "form" in file
+            names = file.files
     except FileNotFoundError:
         raise FldiagError(f"no file {path}", usage=True) from None
     except Exception as error:  # a damaged archive can make the reader raise anything
@@ -41,13 +41,15 @@ def read_npz(path: str | os.PathLike[str], *, join_validation: bool = False) -> 
             "write it with np.savez, without arrays of Python objects",
         ) from None
     if missing := [key for key in KEYS if key not in arrays]:
-        raise FldiagError(f"{path} lacks {', '.join(missing)}; it has {names or 'nothing'}")
+        raise FldiagError(
+            f"{path} lacks {', '.join(missing)}; it has {', '.join(names) or 'nothing'}"
+        )
     if join_validation and VALIDATION[0] in arrays:
         for key, other in zip(KEYS, VALIDATION, strict=False):
             arrays[key] = np.concatenate([arrays[key], arrays[other]])
-    for key in KEYS[::2]:
-        if not is_tokens:  # so a recorded run says that its rows of whole numbers are no features
-            arrays[key] = _channels_first(arrays[key], f"{path}: {key}")
+    # a recorded run says in ``form`` that its rows of whole numbers are no features
+    for key in KEYS[::2] if "form" not in names else ():
+        arrays[key] = _channels_first(arrays[key], f"{path}: {key}")
     return [arrays[key] for key in KEYS]
 
 

@@ -23,10 +23,10 @@ Random numbers are drawn on the generator's device, so a CPU generator gives the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,61 +34,42 @@ from torch import Generator, Tensor
 
 from fldiag.errors import FldiagError
 
+_NAME = re.compile(
+    r"(crop|reflectcrop|resizedcrop|cutout|jitter|hflip|normalise)(\d*(?:\.\d+)?)(?:@(\d*\.?\d+))?"
+)
 
-@dataclass(frozen=True)
-class Augmentation:
+
+class Augmentation(NamedTuple):
     """One step: its kind, its size in pixels (of jitter its strength), and the probability that an image gets it."""
 
     kind: str
-    size: Any
+    size: float
     probability: float
 
 
 Steps = tuple[Augmentation, ...]
 
 
-def parse(name: str) -> Augmentation:
-    """The step a name stands for. Raises FldiagError for a name that is not understood."""
-    base, _, q = name.partition("@")
-    kind = base.rstrip(".0123456789")
-    try:
-        size, probability = (
-            float(base[len(kind) :] or 0),
-            float(q or (0.5 if kind == "hflip" else 1)),
-        )
-        if kind in _STEPS or kind == "normalise":
-            return Augmentation(kind, size if kind == "jitter" else int(size), probability)
-    except ValueError:
-        pass
-    raise FldiagError(
-        f"unknown augmentation {name!r}",
-        "use crop4, reflectcrop4, cutout16 (any size), hflip, and @0.5 after these for a probability; resizedcrop224, "
-        "jitter0.4, normalise",
-        usage=True,
-    )
-
-
 @lru_cache
 def plan(names: tuple[str, ...]) -> tuple[Steps, Steps]:
     """The steps before and after normalisation. Raises FldiagError for what has no meaning."""
-    steps = tuple(map(parse, names))
+    found = [match.groups() for match in map(_NAME.fullmatch, names) if match]
+    steps = tuple(
+        Augmentation(kind, float(size or 0), float(q or (0.5 if kind == "hflip" else 1)))
+        for kind, size, q in found
+    )
     kinds = [step.kind for step in steps]
     place = next((kind for kind in ("normalise", "cutout") if kind in kinds), None)
     cut = kinds.index(place) if place else len(kinds)
     before, after = steps[:cut], steps[cut + (place == "normalise") :]
-    if any(step.kind in ("jitter", "normalise") for step in after):
+    if len(found) < len(names) or any(step.kind in ("jitter", "normalise") for step in after):
         raise FldiagError(
-            f"augmentation {list(names)}: colours change before normalisation, which happens once",
+            f"augmentation {list(names)}",
+            "use crop4, reflectcrop4, cutout16 (any size), hflip, and @0.5 after these for a probability; resizedcrop224, "
+            "jitter0.4; normalise once, where colours have changed",
             usage=True,
         )
     return before, after
-
-
-@lru_cache
-def resized_side(names: tuple[str, ...]) -> int | None:
-    """The size to which a ``resizedcrop`` brings images, None without one."""
-    steps = [step for part in plan(names) for step in part]
-    return next((step.size for step in steps if step.kind == "resizedcrop"), None)
 
 
 def apply(x: Tensor, steps: Iterable[Augmentation], generator: Generator) -> Tensor:
@@ -138,8 +119,9 @@ def _places(
 
 
 def _crop(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
-    offsets = _places(x, [2 * step.size + 1] * 2, step, generator, step.size)
-    return crop(x, offsets, step.size, reflect=step.kind == "reflectcrop")
+    padding = int(step.size)
+    offsets = _places(x, [2 * padding + 1] * 2, step, generator, padding)
+    return crop(x, offsets, padding, reflect=step.kind == "reflectcrop")
 
 
 def _hflip(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
@@ -148,7 +130,8 @@ def _hflip(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
 
 def _cutout(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
     # A centre this far out leaves the whole image inside its border.
-    return cutout(x, _places(x, x.shape[-2:], step, generator, -2 * step.size), step.size)
+    side = int(step.size)
+    return cutout(x, _places(x, x.shape[-2:], step, generator, -2 * side), side)
 
 
 def _of_torchvision(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
@@ -158,7 +141,7 @@ def _of_torchvision(x: Tensor, step: Augmentation, generator: Generator) -> Tens
     transform = (
         transforms.ColorJitter(*[step.size] * 3)
         if step.kind == "jitter"
-        else transforms.RandomResizedCrop(step.size, antialias=True)
+        else transforms.RandomResizedCrop(int(step.size), antialias=True)
     )
     seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
     with torch.random.fork_rng(devices=[]):

@@ -95,7 +95,10 @@ class Dataset:
     @property
     def side(self) -> int | None:
         """Pixels a side that models see of larger stored squares: the size of a ``resizedcrop`` among the augmentations."""
-        return augment.resized_side(self.augment)
+        sizes = (
+            int(s.size) for s in sum(augment.plan(self.augment), ()) if s.kind == "resizedcrop"
+        )
+        return next(sizes, None)
 
     @property
     def tokens(self) -> bool:
@@ -137,7 +140,11 @@ class Dataset:
         """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""
         if raw.dtype in TOKENS:
             return raw.long()
-        return self._repeat(self._standardise(self._centre(raw)))
+        if self.side:
+            from torchvision.transforms.functional import center_crop
+
+            raw = center_crop(raw, [self.side])
+        return self._repeat(self._standardise(raw))
 
     def batch(self, index: Tensor, generator: Generator | None = None) -> Tensor:
         """Model inputs of training examples, augmented when a generator is given and the data set names augmentations.
@@ -165,20 +172,13 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        extras = (self.side, self.words and self.words.spec, self.packed and self.packed.text())
+        extras = (self.side, self.words and self.words.spec, self.packed and self.packed.text)
         description = (self.classes, self.mean, self.std, self.repeat, *filter(None, extras))
         digest = hashlib.sha256(repr(description).encode())
         for x in (getattr(self, name) for name in ARRAYS):
             digest.update(f"{tuple(x.shape)} {x.dtype}".encode())
             digest.update(x.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
-
-    def _centre(self, raw: Tensor) -> Tensor:
-        if self.side is None:
-            return raw
-        # Rounded halves, as torchvision's CenterCrop.
-        top, left = (round((length - self.side) / 2) for length in raw.shape[2:])
-        return raw[:, :, top : top + self.side, left : left + self.side]
 
     def _standardise(self, raw: Tensor) -> Tensor:
         # Divisions rather than one multiply-add, so that the bits equal torchvision's ToTensor and Normalize.
@@ -195,23 +195,21 @@ class Dataset:
         """What does not fit, the plainest first; a later check relies on the earlier ones."""
         splits = (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y))
         for split, x, y in splits:
-            if len(x) != len(y) or not len(self.train_y):
-                yield f"{len(x)} {split} inputs and {len(y)} targets; each example needs both"
             is_pixels = x.dtype == torch.uint8 and x.ndim == 4
             is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
+            are_labels = y.dtype == torch.int64 and y.ndim == 1
+            are_numbers = y.is_floating_point() and y.shape[1:] == (self.classes,)
+            if len(x) != len(y) or not len(self.train_y):
+                yield f"{len(x)} {split} inputs and {len(y)} targets; each example needs both"
             if 0 in x.shape[1:] or not (is_pixels or is_numbers):
                 yield f"{split} inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
-            if not bool(torch.isfinite(x).all()):
+            if not (are_labels or (are_numbers and bool(y.isfinite().all()))):
+                yield f"{split} targets are {_spell(y)}, not int64 labels [n] and not finite numbers [n, {self.classes}]"
+            if not bool(x.isfinite().all()):
                 yield f"{split} inputs hold a value that is not finite"
-            if y.is_floating_point():
-                if y.shape[1:] != (self.classes,) or not bool(torch.isfinite(y).all()):
-                    yield f"{split} targets {_spell(y)}, not finite numbers [n, {self.classes}]"
-            elif y.dtype != torch.int64 or y.ndim != 1:
-                yield f"{split} labels are {_spell(y)}, not int64 [n]"
-            elif len(y) and not 0 <= y.min() <= y.max() < self.classes:
+            if are_labels and len(y) and not 0 <= y.min() <= y.max() < self.classes:
                 yield f"{split} labels go from {y.min()} to {y.max()}, not 0 to {self.classes - 1}"
-        forms = [(x.dtype, x.shape[1:], y.dtype) for _, x, y in splits]
-        if forms[0] != forms[1]:
+        if len({(x.dtype, x.shape[1:], y.dtype) for _, x, y in splits}) > 1:
             yield "training and test examples differ in shape or kind"
         x = self.train_x
         channels = (len(self.mean), len(self.std))

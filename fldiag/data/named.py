@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,8 +37,7 @@ class Preprocessing:
     repeat: int = 1
 
 
-@dataclass(frozen=True)
-class ImageSet:
+class ImageSet(NamedTuple):
     """What a set shows, the shape of a stored image, its classes, its variants, and its source: a class of torchvision, or the
     folders of its splits, or else a file."""
 
@@ -158,14 +157,13 @@ def root_of(section: DataSection) -> Path | None:
 
 def folder(section: DataSection) -> Path:
     """The folder of data. Raises FldiagError where none is set."""
-    path = root_of(section)
-    if path is None:
-        raise FldiagError(
-            f"data set {section.name!r} needs a data folder, and none is set",
-            f"set FLDIAG_DATA (or data.root) to a folder that holds {section.name}.npz, or an empty one and pass --download",
-            usage=True,
-        )
-    return path
+    if path := root_of(section):
+        return path
+    raise FldiagError(
+        f"data set {section.name!r} needs a data folder, and none is set",
+        f"set FLDIAG_DATA (or data.root) to a folder that holds {section.name}.npz, or an empty one and pass --download",
+        usage=True,
+    )
 
 
 def find(section: DataSection, download: bool) -> Dataset:
@@ -218,7 +216,7 @@ def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
     return arrays
 
 
-def _of_folders(spec: ImageSet, home: Path, variant: str) -> tuple[Tensor, ...]:
+def _of_folders(spec: ImageSet, home: Path, variant: str) -> Sequence[Tensor]:
     splits, names = zip(
         *(_packed(home / name, spec.shape[-1]) for name in spec.splits), strict=True
     )

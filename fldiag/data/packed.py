@@ -32,31 +32,31 @@ class Packed:
     single precision. Nothing is lost, and the same inputs are the same rows.
 
     Args:
-        fields: Of each tensor its name among a model's arguments (or its place among them; "" of a single tensor), the shape
+        text: JSON, of each tensor its name among a model's arguments (or its place among them; "" of a single tensor), the shape
             of an example, and the kind of its numbers.
     """
 
-    fields: tuple[tuple[str | int, tuple[int, ...], str], ...]
+    text: str
+
+    @property
+    def fields(self) -> list[tuple[str | int, list[int], str]]:
+        """What the text says."""
+        return list(json.loads(self.text))
 
     @classmethod
     def of(cls, inputs: Any) -> Packed:
         """The layout of a tensor, or of a dict or tuple of tensors, whose first axis counts the examples.
 
-        >>> Packed.of({"ids": torch.zeros(5, 7, dtype=torch.int64), "mask": torch.ones(5, 7, dtype=torch.bool)}).size
-        14
+        >>> Packed.of({"ids": torch.zeros(5, 7, dtype=torch.int64), "mask": torch.ones(5, 7, dtype=torch.bool)}).fields
+        [['ids', [7], 'int64'], ['mask', [7], 'bool']]
         """
-        fields = [(key, tuple(t.shape[1:]), _kind(t)) for key, t in _tensors(inputs).items()]
+        fields = [(key, t.shape[1:], _kind(t)) for key, t in _tensors(inputs).items()]
         if wrong := [kind for *_, kind in fields if kind not in KINDS]:
             raise FldiagError(f"the inputs hold {wrong[0]}, not one of {', '.join(KINDS)}")
-        return cls(tuple(fields))
-
-    @property
-    def size(self) -> int:
-        """Numbers in a row."""
-        return sum(math.prod(shape) for _, shape, _ in self.fields)
+        return cls(json.dumps(fields))
 
     def rows(self, inputs: Any) -> Tensor:
-        """Inputs of n examples as int64 [n, size]. Raises FldiagError for others than it was made of."""
+        """Inputs of n examples as int64 [n, m]. Raises FldiagError for others than it was made of."""
         if Packed.of(inputs) != self:
             raise FldiagError("the inputs of some examples have another form", usage=True)
         return torch.cat([_numbers(t).flatten(1) for t in _tensors(inputs).values()], 1)
@@ -73,21 +73,11 @@ class Packed:
             return tuple(tensors.values())
         return tensors.get("", tensors)
 
-    def text(self) -> str:
-        """As JSON."""
-        return json.dumps(self.fields)
-
-    @classmethod
-    def read(cls, text: str) -> Packed:
-        """From JSON."""
-        return cls(tuple((key, tuple(shape), kind) for key, shape, kind in json.loads(text)))
-
 
 def save(file: Any, dataset: Dataset) -> None:
     """Write the arrays of a data set as npz, as they are, and the layout of their rows."""
-    tensors = {key: getattr(dataset, name) for key, name in zip(KEYS, ARRAYS, strict=True)}
-    arrays: dict[str, Any] = {key: t.cpu().numpy() for key, t in tensors.items()}
-    form = dataset.packed.text() if dataset.packed else ""
+    arrays = {k: getattr(dataset, n).cpu().numpy() for k, n in zip(KEYS, ARRAYS, strict=True)}
+    form = dataset.packed.text if dataset.packed else ""
     np.savez(file, **arrays | {FORM: np.array([form])})
 
 
@@ -95,7 +85,7 @@ def layout_of(path: Path) -> Packed | None:
     """How the rows of numbers in an npz file are laid out; None where they are no such rows."""
     with np.load(path, allow_pickle=False) as file:
         text = str(file[FORM][0]) if FORM in file else ""
-    return Packed.read(text) if text else None
+    return Packed(text) if text else None
 
 
 def _tensors(inputs: Any) -> dict[Any, Tensor]:
@@ -104,9 +94,7 @@ def _tensors(inputs: Any) -> dict[Any, Tensor]:
     return dict(enumerate(inputs)) if isinstance(inputs, tuple) else {"": inputs}
 
 
-def _kind(t: Any) -> str:
-    if not isinstance(t, Tensor):
-        return type(t).__name__
+def _kind(t: Tensor) -> str:
     return "float32" if t.is_floating_point() else str(t.dtype).removeprefix("torch.")
 
 

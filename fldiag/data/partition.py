@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from operator import index
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,11 +106,9 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
     pools = []
     for members in by_class:
         # Equal shards, of which the first ones get an example more each, from the end of the class.
-        size = len(members) // each * each
-        shards_of_class = [*members[:size].reshape(each, -1)]
-        for j, example in enumerate(members[size:]):
-            shards_of_class[j] = np.append(shards_of_class[j], example)
-        pools.append([shards_of_class[j] for j in rng.permutation(each)])
+        size = len(members) // each
+        shard = np.append(np.repeat(np.arange(each), size), np.arange(len(members) % each))
+        pools.append([members[shard == j] for j in rng.permutation(each)])
     dealt = rng.permutation(np.repeat(np.arange(len(by_class)), each))
     missing = shards * clients - len(dealt)
     # The last clients go without, one shard each and once more from the end.
@@ -224,7 +223,7 @@ def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: 
         choice = rng.choice(len(by_class), size=classes, replace=False)
         row[:] = choice[rng.integers(classes, size=size)]
         # A small client can miss a class by chance; it then gives up an example of one it holds twice.
-        for c in sorted({*choice.tolist()} - {*row.tolist()}):
+        for c in np.setdiff1d(choice, row):
             spare = np.flatnonzero(np.bincount(row)[row] > 1)
             row[spare[rng.integers(len(spare))]] = c
     return _fill(by_class, rows, rng)
@@ -285,18 +284,16 @@ def read_partition(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         else:
             content = json.loads(path.read_text("utf-8"))
         parts = content if isinstance(content, dict) else dict(enumerate(content))
-        return {str(client): _indices(part) for client, part in parts.items()}
+        return {
+            str(client): np.array([*map(index, part)], dtype=np.int64)
+            for client, part in parts.items()
+        }
     except Exception as error:  # a damaged file can make its reader raise anything
         raise FldiagError(
             f"{path} is not a partition: {first_line(error)}",
             "give JSON, client -> indices of its training examples, or the partition.npz of a run",
             usage=True,
         ) from None
-
-
-def _indices(part: list[int] | np.ndarray) -> np.ndarray:
-    index = np.asarray(part) if len(part) else np.empty(0, dtype=np.int64)
-    return index.astype(np.int64, casting="safe")
 
 
 def from_file(path: str, clients: int, examples: int) -> Parts:
@@ -321,10 +318,10 @@ def from_file(path: str, clients: int, examples: int) -> Parts:
             usage=True,
         )
     parts = [np.sort(index_of_client[str(k)]) for k in range(clients)]
-    for k, index in enumerate(parts):
-        if not len(index) or index[0] < 0 or index[-1] >= examples:
+    for k, part in enumerate(parts):
+        if not len(part) or part[0] < 0 or part[-1] >= examples:
             raise FldiagError(
-                f"partition {path}: client {k} has {len(index)} examples {index[:1]} to {index[-1:]}, and the data "
+                f"partition {path}: client {k} has {len(part)} examples {part[:1]} to {part[-1:]}, and the data "
                 f"have {examples} training examples",
                 "give each client some examples, and the data that belong to the partition",
                 usage=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ def load_public(
     seed: int,
     *,
     download: bool = False,
-    allow_code: Collection[str] = (),
 ) -> Tensor:
     """Public inputs, without labels.
 
@@ -38,7 +36,6 @@ def load_public(
         private: The clients' data.
         seed: Of both draws.
         download: Fetch a missing public data set.
-        allow_code: See ``fldiag.data.load``.
 
     Returns:
         [M, *private.shape].
@@ -53,7 +50,7 @@ def load_public(
     update: dict[str, Any] = {"name": name, "variant": None, "validation": None}
     if name.partition("@")[0] in registry.dataset:
         update["normalise"] = None
-    other = load(section.model_copy(update=update), download=download, allow_code=allow_code)
+    other = load(section.model_copy(update=update), download=download)
     are_texts = other.words is not None, private.words is not None
     fits = all(are_texts) or (other.shape == private.shape and not any(are_texts))
     if other.name == private.name or not fits:

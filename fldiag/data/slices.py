@@ -16,7 +16,7 @@ from fldiag.data.dataset import Dataset, rows
 from fldiag.errors import FldiagError, nearest
 from fldiag.seeding import numpy_rng
 
-_SPEC = re.compile(r"(train|test)|client:(\d+)(/train|/test|/own)?")
+_SPEC = re.compile(r"(train|test)|client:(\d+)(?:/(train|test|own))?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,37 +73,37 @@ def take(
     if match is None:
         examples = ("train", "test", "client:7", "client:7/test", "client:7/own")
         raise FldiagError(f"unknown slice {spec!r}", nearest(spec, examples), usage=True)
-    _, client, kind = match.groups()
-    split = "test" if spec == "test" or kind in ("/test", "/own") else "train"
-    x, y = getattr(dataset, f"{split}_x"), getattr(dataset, f"{split}_y")
-    name, index = spec, None
+    split, client, kind = match.groups()
+    index: Any = slice(None)  # the whole split is not copied
     if client is not None:
-        name = f"client:{int(client)}{kind or '/train'}"
-        index = torch.from_numpy(_of_client(dataset, name, int(client), kind, partition, tests))
-    labels = y if index is None else y[index]
-    if samples is not None and samples < len(labels):
-        chosen = spread(labels, samples)
-        index = chosen if index is None else index[chosen]
-    if not len(labels):
+        spec, split = (
+            f"client:{int(client)}/{kind or 'train'}",
+            "test" if kind in TESTS else "train",
+        )
+        index = torch.from_numpy(_of_client(dataset, spec, int(client), partition, tests))
+    x, y = getattr(dataset, f"{split}_x"), getattr(dataset, f"{split}_y")
+    n = len(y[index])
+    if samples is not None and samples < n:
+        chosen = spread(y[index], samples)
+        index = chosen if client is None else index[chosen]
+    if not n:
         raise FldiagError(
-            f"slice {name} of data set {dataset.name!r} is empty: it has no {split} examples",
+            f"slice {spec} of data set {dataset.name!r} is empty: it has no {split} examples",
             "choose the slice train, or another client; or give test examples",
             usage=True,
         )
-    at = slice(None) if index is None else index  # the whole split is not copied
-    return Slice(name, len(y[at]), rows(x, at), y[at], dataset)
+    return Slice(spec, len(y[index]), rows(x, index), y[index], dataset)
 
 
 def _of_client(
     dataset: Dataset,
     name: str,
     client: int,
-    kind: str | None,
     partition: Sequence[np.ndarray] | None,
     tests: Sequence[np.ndarray] | None,
 ) -> np.ndarray:
     """Indices of a client's examples in its split."""
-    clients = 0 if partition is None else len(partition)
+    clients, kind = len(partition or ()), name.rpartition("/")[2]
     if partition is None or client >= clients:
         raise FldiagError(
             f"slice {name} needs a partition with this client, and it has {clients} clients",
@@ -111,16 +111,15 @@ def _of_client(
             usage=True,
         )
     index = np.asarray(partition[client], dtype=np.int64)
-    if kind in (None, "/train"):
+    if kind == "train":
         return index
-    if kind == "/test" and tests is not None:
+    if kind == "test" and tests is not None:
         return np.asarray(tests[client], dtype=np.int64)
     if dataset.regression:
         raise FldiagError(
             f"slice {name}: the targets of {dataset.name!r} are no classes", usage=True
         )
-    choose = personal_test if kind == "/test" else own_classes
-    return choose(dataset.train_y.cpu()[index], dataset.test_y.cpu(), client)
+    return TESTS[kind](dataset.train_y.cpu()[index], dataset.test_y.cpu(), client)
 
 
 def personal_test(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
@@ -151,3 +150,6 @@ def own_classes(train_labels: Any, test_labels: Any, client: int = 0) -> np.ndar
     """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted indices into
     the test split; nothing is drawn, so ``client`` does not matter."""
     return np.flatnonzero(np.isin(np.asarray(test_labels), np.asarray(train_labels)))
+
+
+TESTS = {"test": personal_test, "own": own_classes}

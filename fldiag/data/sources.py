@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from fldiag.sections import DataSection, moments_of
 from fldiag.seeding import numpy_rng
 
 
-def load(
-    section: DataSection | str, *, download: bool = False, allow_code: Collection[str] = ()
-) -> Dataset:
+def load(section: DataSection | str, *, download: bool = False) -> Dataset:
     """The data set that the section ``data`` of a config describes.
 
     Args:
@@ -34,10 +31,9 @@ def load(
             without arguments, which returns a ``Dataset`` or its four arrays. ``section.normalise`` stands in place of a known
             set's own transform; pixels of other data are divided by 255, and other numbers stay as they are.
         download: Fetch a known set that is not there.
-        allow_code: A factory is imported only if it is one of these: what the user typed, never a name out of a file.
 
     Raises:
-        FldiagError: An unknown name or variant, data that are not there or do not fit together, and code that is not allowed.
+        FldiagError: An unknown name or variant, data that are not there or do not fit together, and code without consent.
 
     >>> load("digits").shape
     (1, 8, 8)
@@ -48,31 +44,32 @@ def load(
         section = section.model_copy(update={"name": name, "variant": variant})
     elif section.variant and section.name not in named.SETS:
         raise FldiagError(f"data set {section.name!r} has no variants", usage=True)
-    dataset = normalise(_load(section, download, allow_code), section.normalise)
+    dataset = normalise(_load(section, download), section.normalise)
     return _validation(dataset, section.validation) if section.validation else dataset
 
 
-def _load(section: DataSection, download: bool, allow_code: Collection[str]) -> Dataset:
+def _load(section: DataSection, download: bool) -> Dataset:
     name = section.name
     form, _, path = name.partition(":")
     if form == "csv":
         return text.table(section)
     if path and form != "npz":
-        return _own(name, call_loader(name, allow_code))
+        return _own(name, call_loader(name))
     if name in named.SETS:
         return named.find(section, download)
     if name in text.SETS:
         return text.find(section)
     if name in registry.dataset:
         return _own(name, registry.dataset.get(name).build(root=section.root, download=download))
-    file = Path(path).expanduser() if path else (named.root_of(section) or Path()) / f"{name}.npz"
-    if path or (file.is_file() and named.root_of(section)):
-        return replace(Dataset.of(name, read_npz(file)), packed=layout_of(file))
-    raise FldiagError(
-        f"unknown data set {name!r}, and there is no {file}",
-        f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, pkg.mod:factory",
-        usage=True,
-    )
+    home = named.root_of(section)
+    file = Path(path).expanduser() if path else (home or Path()) / f"{name}.npz"
+    if not path and not (home and file.is_file()):
+        raise FldiagError(
+            f"unknown data set {name!r}, and there is no {file}",
+            f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, pkg.mod:factory",
+            usage=True,
+        )
+    return replace(Dataset.of(name, read_npz(file)), packed=layout_of(file))
 
 
 def _own(name: str, value: object) -> Dataset:
@@ -83,9 +80,9 @@ def _own(name: str, value: object) -> Dataset:
     return value
 
 
-def call_loader(name: str, allow_code: Collection[str]) -> Any:
+def call_loader(name: str) -> Any:
     """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not allowed, is not there, or fails."""
-    build = user_code.load_user(name, allow_code, "data set")
+    build = user_code.load_user(name, "data set")
     try:
         return build()
     except Exception as error:  # the user's function may raise anything
@@ -180,7 +177,7 @@ def _register(name: str, summary: str) -> None:
     ) -> Dataset:
         return load(DataSection(name=name, root=root, variant=variant), download=download)
 
-    build.__doc__, build.__name__ = summary, name
+    build.__doc__ = summary
     registry.dataset(name)(build)
 
 

@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag import minilm
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Dataset
 from fldiag.data.named import folder
 from fldiag.errors import FldiagError, first_line
+from fldiag.models import minilm
 from fldiag.sections import LENGTH, SPECIAL, VOCABULARY, DataSection
 
 PAD, UNKNOWN, START, END = range(4)
@@ -100,7 +100,7 @@ def _dataset(
         train, train_y = [train[i] for i in subset.tolist()], train_y[subset]
     length = section.length or LENGTH
     words = (
-        Words.of(minilm.pieces(SPECIAL)[0], length)
+        Words.of(minilm.pieces()[0], length)
         if section.tokenizer
         else Words.learn(train, section.vocabulary or VOCABULARY, length)
     )

@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.choices import EveryRound, Seed, Tol
 from fldiag.curvature.lanczos import EigenPairs
 from fldiag.execution import workspace
 from fldiag.plotting import style
@@ -23,6 +22,7 @@ from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
+from fldiag.sections import EveryRound, Seed, Tol
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5

@@ -6,7 +6,7 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations
 from typing import Annotated, Any
 
@@ -15,10 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.choices import Proximal
+from fldiag import losses
 from fldiag.diagnostics.geometry import seen_by_head
-from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
-from fldiag.params import Layout, cosine
+from fldiag.params import Layout, cosine, norm
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, lines
 from fldiag.registry import diagnostic
@@ -26,12 +25,16 @@ from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, missing_notes, of_rounds
 from fldiag.results.table import Row
-from fldiag.runs import proximal
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
+from fldiag.sections import Proximal
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
+#: Examples in one pass of a gradient over many.
+CHUNK = 512
+#: The mean over examples (x, y) as a function of the weights [P], the first argument.
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: Measured client by client on examples; their means over the clients are taken at the end.
 AVERAGED = (*STEP_METRICS, "cka", "gradient_cosine")
 
@@ -42,7 +45,6 @@ DISTANCE = Number(
     {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
     needs=("model", "partition"),
     column="Drift: distance of client weights from the received",
-    short="drift",
     options={"rounds": "last", "rho": (), "gradients": False, "representation": False},
 )
 
@@ -155,12 +157,41 @@ def of_client(history: History, k: int) -> Row:
     return {**place, "n_examples": examples.stop - examples.start}
 
 
-def losses_of(
-    history: History, k: int, start: Weights, buffers: dict[str, Tensor], **loss: Any
-) -> proximal.Losses:
-    """The losses of client k on all of its training examples."""
-    examples = history.pool.train_slice(k)
-    return proximal.Losses(history.network, history.pool, buffers, start, examples, **loss)
+def outputs(history: History, weights: Weights, x: Tensor) -> Tensor:
+    """[b, out]; with gradients to the weights."""
+    w, buffers = weights
+    bound = history.network.bind(w[None], {n: b[None].clone() for n, b in buffers.items()})
+    return bound(x[None])[0]
+
+
+def local_loss(history: History, buffers: dict[str, Tensor]) -> Loss:
+    """What clients minimise."""
+    return lambda w, x, y: losses.per_example(outputs(history, (w, buffers), x), y).mean()
+
+
+def divergence(history: History, buffers: dict[str, Tensor], teacher: Weights, tau: float) -> Loss:
+    """FedSOL's proximal loss: mean KL(softmax(f(x; w_g) / tau) || softmax(f(x; w) / tau)), w_g the teacher's."""
+
+    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            expected = outputs(history, teacher, x)
+        return losses.kl(expected, outputs(history, (w, buffers), x), tau).mean()
+
+    return loss
+
+
+def gradient(history: History, k: int, loss: Loss, w: Tensor) -> tuple[float, Tensor]:
+    """Value and gradient [P] at w [P] of a loss on all training examples of client k."""
+    at, total, g = w.detach().clone().requires_grad_(), 0.0, torch.zeros_like(w)
+    pool, examples = history.pool, history.pool.train_slice(k)
+    for piece in pool.batches(examples, CHUNK):
+        x, y = pool.read(piece.start, piece.stop)
+        share = len(x) / (examples.stop - examples.start)
+        with torch.enable_grad():
+            part = loss(at, x, y)
+            g.add_(torch.autograd.grad(part, at)[0], alpha=share)
+        total += share * float(part.detach())
+    return total, g
 
 
 def gradient_rows(history: History, stored: Stored) -> list[Row]:
@@ -171,8 +202,7 @@ def gradient_rows(history: History, stored: Stored) -> list[Row]:
     total, gradients = torch.zeros_like(w, dtype=torch.float64), {}
     for k, place in enumerate(places):
         if place["n_examples"]:
-            losses = losses_of(history, k, stored.start, buffers, kind="l2")
-            g = proximal.gradient(losses.local(), w)[1].double()
+            g = gradient(history, k, local_loss(history, buffers), w)[1].double()
             total.add_(g, alpha=place["n_examples"] / n)
             if k in stored.ids:
                 gradients[k] = g
@@ -191,22 +221,26 @@ def proximal_rows(
 ) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p, and Lambda, at the trained weights of client j of the round."""
     (w, buffers), start, layout = stored.client(j), stored.start_of(j), history.layout
-    base = {**of_client(history, stored.ids[j]), "moment": "trained"}
-    name = {**base, "proximal": proximal_name(loss["kind"], loss["tau"])}
-    losses = losses_of(history, stored.ids[j], start, buffers, **loss)
-    value, g_p = proximal.gradient(losses.proximal(), w)
+    k, d, local = stored.ids[j], w - start[0], local_loss(history, buffers)
+    base = {**of_client(history, k), "moment": "trained"}
+    name = {**base, "proximal": losses.proximal_name(loss["kind"], loss["tau"])}
+    value, g_p = float(losses.l2(d)), d
+    if loss["kind"] == "kl":
+        value, g_p = gradient(history, k, divergence(history, buffers, start, loss["tau"]), w)
+    floor, Lambda = losses.noise_floor(g_p.dtype), losses.strengths(d, layout)
     rows = [{**name, "metric": "proximal_loss", "value": value}]
     spans: dict[str | None, slice] = {None: slice(None)}
     if layout.has_head:
         spans["part:head"] = slice(*layout.span("head"))
     for radius in rho:
-        e = proximal.perturbation(g_p, w - start[0], radius, layout)
-        g_u = g_p * torch.nan if e is None else proximal.gradient(losses.local(), w + e)[1]
+        g_u = g_p * torch.nan
+        if float(norm(g_p)) >= floor:  # else it is rounding noise
+            g_u = gradient(history, k, local, w + losses.perturbation(g_p, radius, Lambda))[1]
         for layer, span in spans.items():
-            value = float(cosine(g_u[span], g_p[span], noise_floor(g_p.dtype)))
+            value = float(cosine(g_u[span], g_p[span], floor))
             row = {**name, "metric": "cos_gu_gp", "rho": radius, "layer": layer}
             rows.append({**row, "value": value})
-    for layer, (mean, n) in mean_strengths(strengths(w - start[0], layout), layout).items():
+    for layer, (mean, n) in losses.mean_strengths(Lambda, layout).items():
         row = {**base, "metric": "lambda_mean", "layer": layer, "value": float(mean)}
         rows.append({**row, "scaled": float(mean) * n**0.5})
     return rows

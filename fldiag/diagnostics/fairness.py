@@ -15,7 +15,6 @@ import pandas as pd
 from pydantic import Field
 from scipy import sparse, special
 
-from fldiag.choices import BINS, FEWEST, ClientSlice, EveryRound
 from fldiag.data.slices import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -28,6 +27,7 @@ from fldiag.results.statistics import gini, share, worst_decile
 from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
 from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
+from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
 
 #: Numbers over the clients -> what they are, and which way is better.
 SPREADS: dict[str, tuple[str, Literal["higher", "lower"]]] = {
@@ -45,7 +45,6 @@ NUMBERS = tuple(
         {"metric": name, "scope": "global", "estimator": "bayesian bootstrap"},
         share=name in ("mean_accuracy", "worst_decile", "ece"),
         needs=("partition",),
-        over="examples of clients",
     )
     for name, (text, better) in SPREADS.items()
 )

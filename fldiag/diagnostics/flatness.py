@@ -16,7 +16,6 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from fldiag.choices import Products, Rtol, Seed, Tol
 from fldiag.diagnostics.matching import Unit, diagonal_rows, on_surfaces
 from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
@@ -32,6 +31,7 @@ from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row
 from fldiag.runs.history import History
+from fldiag.sections import Products, Rtol, Seed, Tol
 
 #: Metric -> how tables and panels call it.
 MEASURES = {

@@ -46,7 +46,6 @@ NUMBERS = (
         needs=("partition",),
         options={"rounds": "last"},
         spread="drop_std",
-        short="lost in local training",
         column="Forgetting: accuracy lost in local training (± std over clients)",
     ),
     Number(

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from html import escape
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from pydantic import Field
-from scipy.interpolate import RectBivariateSpline
-from scipy.ndimage import minimum_filter
 from torch import Tensor
 
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.landscape.directions import offsets, plane_axes, principal_axes, random_direction
 from fldiag.plotting import style
-from fldiag.plotting.pages import Chart, Section, literal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Small, at_centre
 from fldiag.results.table import Row, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Points along an axis. Every fourth line is evaluated first, then every second, then all.
 POINTS, STEPS = 41, (4, 2, 1)
@@ -75,6 +74,8 @@ def spline(
 
     Where logarithms are drawn it goes through roots: near its minimum a loss is quadratic, and its logarithm is not.
     """
+    from scipy.interpolate import RectBivariateSpline  # half a second
+
     values = np.sqrt(losses) if is_log else losses
     z = RectBivariateSpline(axis, axis, values, kx=degree, ky=degree)(fine, fine)
     return height_of(z**2, True) if is_log else z
@@ -183,12 +184,11 @@ class Surface:
     @property
     def numbers(self) -> dict[str, float]:
         """λ1 and its ratio, under the index that it has."""
-        numbers = {}
-        for name, metric in (("λ₁", "eigenvalue"), ("λ₁/λ", "eigenvalue_ratio")):
-            for row in only(self.rows, metric=metric).head(1).dropna(subset=["value"]).itertuples():
-                name += "" if metric == "eigenvalue" else chr(0x2080 + int(row.index))
-                numbers[name] = row.value
-        return numbers
+        index = number(self.rows, "eigenvalue_ratio", column="index")
+        ratio = f"λ₁/λ{chr(0x2080 + int(index or 0))}"
+        metrics = {"λ₁": "eigenvalue", ratio: "eigenvalue_ratio"}
+        found = {name: number(self.rows, metric) for name, metric in metrics.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def caption(self) -> str:
@@ -232,9 +232,9 @@ class Scale:
             z = spline(grid.axis, values, fine, self.is_log)
             self.heights.append(np.clip(z, self.low, top))
 
-    @property
-    def name(self) -> str:
-        return "log₁₀ loss" if self.is_log else "loss"
+    def number(self, height: float, _: Any = None) -> str:
+        """The loss of a height, as an axis shows it."""
+        return f"{10**height if self.is_log else height:.2g}"
 
 
 def names_of(frame: pd.DataFrame) -> list[str]:
@@ -248,12 +248,17 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     Where a few corners explode, surface and contours end along a level line.
     """
+    from matplotlib.ticker import MaxNLocator
+
     grids, names = surfaces(frame), names_of(frame)
     scale, count = Scale(grids), len(grids)
     side = min(2.2, (style.wide() - 1.2) / count - 0.2)
     with style.paper():
-        size = count * (side + 0.2) + 1.2, 2 * side + 1.1
-        fig = style.figure(*size, layout="constrained")
+        width, height = count * (side + 0.2) + 1.2, 2 * side + 1.1
+        fig = style.figure(width, height)
+        fig.subplots_adjust(
+            0.55 / width, 0.6 / height, 1 - 0.95 / width, 1 - 0.3 / height, 0.1, 0.2
+        )
         for i, (grid, fine, z) in enumerate(zip(grids, scale.axes, scale.heights, strict=True)):
             above = fig.add_subplot(2, count, i + 1, projection="3d", zorder=-i)
             title = style.plain(style.shorten(grid.run, int(14 * side)))
@@ -263,13 +268,19 @@ def draw(frame: pd.DataFrame) -> Figure:
             filled = _draw_contours(below, grid, fine, z, scale)
             below.set(xlabel=f"{names[0]}\n{grid.caption}", ylabel="" if i else names[1])
             below.tick_params(labelleft=not i)
-        fig.colorbar(filled, ax=fig.axes[1::2], ticks=MaxNLocator(5), label=scale.name)
+        box = below.get_position()
+        beside = fig.add_axes((1 - 0.82 / width, box.y0, 0.09 / width, box.height))
+        look: dict[str, Any] = {"ticks": MaxNLocator(5), "format": scale.number}
+        fig.colorbar(filled, beside, label="loss", **look)
     return fig
 
 
 def _draw_surface(
     ax: Any, fine: np.ndarray, z: np.ndarray, scale: Scale, names: Sequence[str]
 ) -> None:
+    from matplotlib.ticker import MaxNLocator
+    from scipy.ndimage import minimum_filter
+
     # cells across the edge of the scale stay, cut flat: so the surface ends along a level line
     z = np.where(minimum_filter(z, 3) <= scale.high, np.minimum(z, scale.high), np.nan)
     colours = {"cmap": style.COLORMAP, "vmin": scale.low, "vmax": scale.high}
@@ -282,10 +293,10 @@ def _draw_surface(
     # the numbers of x and y stand at the contours
     ax.set(xticklabels=[], yticklabels=[], zlim=(scale.low, scale.high))
     ax.zaxis.set_major_locator(MaxNLocator(4))
-    ax.tick_params(labelsize=6, pad=-3)
-    labels = {"x": names[0], "y": names[1], "z": scale.name}
-    for axis, label in labels.items():
-        getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=-9 if axis == "z" else -14)
+    ax.zaxis.set_major_formatter(scale.number)
+    ax.tick_params(labelsize=6, pad=-2)
+    for axis, label, pad in zip("xyz", (*names, "loss"), (-14, -14, -7), strict=True):
+        getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=pad)
 
 
 def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale) -> Any:
@@ -306,23 +317,27 @@ def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, sca
     return filled
 
 
-def page(frame: pd.DataFrame) -> Section:
-    """The surfaces to turn and to hover over: all move together, and share heights and colours."""
-    grids, charts = surfaces(frame), []
-    scale = Scale(grids)
-    names = *map(literal, names_of(frame)), scale.name
-    scene: dict[str, Any] = {
-        f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)
-    }
-    scene["zaxis"]["range"] = [scale.low, scale.high]
-    look = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
-    for grid, fine, z in zip(grids, scale.axes, scale.heights, strict=True):
-        values = {"x": fine.tolist(), "y": fine.tolist(), "z": z.clip(max=scale.high).tolist()}
-        caption = ": ".join(filter(None, [grid.run, grid.caption]))
-        layout = {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}
-        charts.append(Chart(caption, [{"type": "surface", **values, **look}], layout))
-    lead = "Drag to turn, scroll or pinch to zoom. Surfaces are splines through evaluated points."
-    return Section("landscape", "Loss landscape", lead, charts=charts)
+def page(frame: pd.DataFrame) -> str:
+    """A page with the surfaces to turn and to hover over, which share heights and colours; it fetches nothing."""
+    # a second, which a table from the store does not need
+    from plotly.subplots import make_subplots
+
+    grids = surfaces(frame)
+    scale, count = Scale(grids), len(grids)
+    titles = [escape(": ".join(filter(None, [grid.run, grid.caption]))) for grid in grids]
+    fig = make_subplots(1, count, specs=[[{"type": "scene"}] * count], subplot_titles=titles)
+    for column, (fine, z) in enumerate(zip(scale.axes, scale.heights, strict=True), start=1):
+        places = {"x": fine, "y": fine, "z": z.clip(max=scale.high), "row": 1, "col": column}
+        fig.add_surface(**places, coloraxis="coloraxis")
+    x, y = names_of(frame)
+    loss = "log₁₀ loss" if scale.is_log else "loss"
+    fig.update_scenes(xaxis_title_text=x, yaxis_title_text=y, zaxis_title_text=loss)
+    fig.update_scenes(zaxis_range=[scale.low, scale.high])
+    colours = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
+    fig.update_layout(coloraxis=colours, template="none")
+    surface = fig.to_html(full_html=False, div_id="landscape", config={"displaylogo": False})
+    head = '<html lang="en"><head><meta charset="utf-8"><title>Loss landscape</title></head>'
+    return f"<!doctype html>{head}<body>{surface}</body></html>"
 
 
 @diagnostic(

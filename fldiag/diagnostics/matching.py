@@ -16,7 +16,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fldiag.choices import EveryRound, Products, Rtol, Seed
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
@@ -29,6 +28,7 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
 from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
+from fldiag.sections import EveryRound, Products, Rtol, Seed
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
 FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}

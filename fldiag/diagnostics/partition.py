@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fldiag import config as configs
 from fldiag import data
-from fldiag.choices import Download, Root
 from fldiag.data.public import deal
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
@@ -30,6 +29,7 @@ from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 from fldiag.runs.open_problem import load_dataset, load_parts
 from fldiag.runs.run import Run
+from fldiag.sections import Download, Root
 
 #: Of more clients than these, so many evenly spread ones are compared in pairs, and drawn.
 MANY = 100
@@ -37,6 +37,7 @@ MANY = 100
 
 def draw(table: pd.DataFrame) -> style.Figure:
     """Bubbles over clients (x) and classes (y): their area is proportional to the number of examples, in all panels alike."""
+
     counts = only(table, metric="count")
     counts = only(counts, client=spread(sorted(set(counts["client"])), MANY))
     clients, classes = counts["client"].nunique(), counts["index"].nunique()
@@ -186,8 +187,8 @@ def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 def of_config(source: str, overrides: Iterable[str], download: bool) -> pd.DataFrame:
     """The table of the partition that a preset or a TOML file would deal. Raises FldiagError as dealing it does."""
-    config = configs.load(source, overrides)
-    dataset = data.load(config.data, download=download, allow_code=config.allowed_code)
+    config = configs.Config.load(source, **dict(map(configs.parse_override, overrides)))
+    dataset = data.load(config.data, download=download)
     parts = deal(dataset, config.partition, config.clients.total, config.data.public)
     options = [f"{k} = {v}" for k, v in config.partition.options.items() if k != "min_size"]
     name = [config.data.name, config.partition.kind, *options, f"{config.clients.total} clients"]

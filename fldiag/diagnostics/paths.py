@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from pydantic import Field
 from torch import Tensor
 
@@ -23,7 +20,7 @@ from fldiag.execution import workspace
 from fldiag.landscape.directions import random_direction
 from fldiag.landscape.paths import Path, rows_along
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, names, need, select, wide_range
+from fldiag.plotting.shapes import floats, wide_range
 from fldiag.problem.data import same
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
@@ -32,7 +29,10 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 
-PICTURE = "picture of paths"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 GREY = "#8a8a8a"
 #: Of more paths from one checkpoint those with the largest barriers have a colour and a name.
 MANY = 6
@@ -73,11 +73,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     """The loss along the paths of each checkpoint, a panel each, on one scale.
 
     Parabolas are dashed. A dot marks a barrier, dotted lines its height over the line between the ends.
-    Raises FldiagError for an unfit table.
     """
-    need(frame, ("metric", "run", "index", "x", "value"), PICTURE)
-    frame = frame.assign(run=names(frame["run"]))
-    losses = select(frame, "loss", PICTURE).dropna(subset=["x"])
+    frame = frame.assign(run=frame["run"].fillna("unnamed"))
+    losses = only(frame, metric="loss").dropna(subset=["x"])
     runs, low, high = dict.fromkeys(losses["run"]), *band(losses)
     low, high = np.nanmin(low), np.nanmax(high[high < np.inf])
     longest = min(max(losses.groupby("run")["index"].nunique()), MANY) + 1
@@ -108,6 +106,8 @@ def band(losses: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
+    from matplotlib.lines import Line2D
+
     ways = of_paths(frame)
     are_lines = ways[0]["barrier"] is None
     handles, texts = [], []

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import BeforeValidator, Field
 
-from fldiag.choices import Data, Device, Download, Model, Root
+from fldiag import user_code
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs
 from fldiag.registry import diagnostic
@@ -18,6 +18,7 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, Small
 from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
+from fldiag.sections import Device, Download, Root
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -92,8 +93,13 @@ def personalise(
             "run's method has a fine-tuning plan)."
         ),
     ] = None,
-    model: Model = None,
-    data: Data = None,
+    model: Annotated[
+        str | None, Field(description="Model of the run, if it is your own code: pkg.mod:factory.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        Field(description="Data of the run, if they come from your own code: pkg.mod:factory."),
+    ] = None,
     root: Root = None,
     download: Download = False,
     device: Device = "auto",
@@ -115,18 +121,20 @@ def personalise(
     Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
     from fldiag.method import Personal
-    from fldiag.training.personalise import GlobalModel, measure
-    from fldiag.training.setup import load_weights, setup_of
+    from fldiag.training.personalise import fine_tune
+    from fldiag.training.server import Federation
+    from fldiag.training.setup import setup_of
 
+    user_code.allow(model, data)
     tables = []
     for run in runs:
-        setup = setup_of(run, device=device, root=root, download=download, names=(model, data))
+        setup = setup_of(run, device=device, root=root, download=download)
         plan = setup.method.personal or Personal((0, 1, 5))
-        lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
-        plan = replace(plan, epochs=lengths)
-        w, buffers = load_weights(run, setup)
-        states: Any = run.states if plan.method and plan.method.client_init(w) else {}
-        start = GlobalModel(w, buffers, states, run.done)
-        rows = measure(setup, plan, start, seed=seed)
-        tables.append(check(table(rows, **run.common)))
+        if epochs:
+            plan = replace(plan, epochs=tuple(map(int, epochs.split(","))))
+        federation = Federation(setup)
+        federation.load(run)
+        if plan.method is not None:
+            federation.clients = run.states
+        tables.append(check(table(fine_tune(federation, plan, seed=seed), **run.common)))
     return pd.concat(tables, ignore_index=True)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
@@ -26,6 +25,9 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 from fldiag.seeding import torch_rng
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KINDS = {"adaptive": "each weight in its own scale", "plain": "all weights in one scale"}
 COLUMNS = {

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from fldiag.data import given
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.integrations.recorder import Recorder, mean
-from fldiag.runs import given
 from fldiag.runs.checkpoint import State
 from fldiag.runs.run import Run, open_checkpoint
 

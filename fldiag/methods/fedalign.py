@@ -1,12 +1,10 @@
 """FedAlign."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fldiag.method import Method, method
 from fldiag.parts.alignment import Clip, LipschitzAlignment
-from fldiag.sections import NonNegative
+from fldiag.sections import Fraction, NonNegative
 
 
 @method(
@@ -18,7 +16,7 @@ from fldiag.sections import NonNegative
 )
 def fedalign(
     mu: NonNegative = 0.45,
-    omega_s: Annotated[float, Field(gt=0, le=1)] = 0.25,
+    omega_s: Fraction = 0.25,
     lip_scale: Literal["ce", "raw"] = "ce",
     clip: NonNegative = 10.0,
 ) -> Method:

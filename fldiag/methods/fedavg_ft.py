@@ -1,18 +1,14 @@
 """FedAvg with fine-tuning."""
 
-from typing import Literal
-
 from fldiag.method import Method, method
-from fldiag.parts.personal import Epochs, FineTune
+from fldiag.parts.personal import Epochs, FineTune, Rate
 
 
 @method(
     "fedavg_ft",
     source="the fine-tuning protocol of Lee et al., CVPR 2024, Table 9; FedAvg: McMahan et al., AISTATS 2017",
 )
-def fedavg_ft(
-    tune_epochs: Epochs = (0, 1, 5), tune_lr: Literal["decayed", "initial"] = "decayed"
-) -> Method:
+def fedavg_ft(tune_epochs: Epochs = (0, 1, 5), tune_lr: Rate = "decayed") -> Method:
     """FedAvg, after which every client fine-tunes the final model on its own data.
 
     Local step:  w_k := w_k - lr g_l(w_k)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fldiag.method import Method, method
-from fldiag.parts.personal import Epochs, FineTune, FrozenHead
+from fldiag.parts.personal import Epochs, FineTune, FrozenHead, Rate
 
 
 @method(
@@ -15,7 +15,7 @@ from fldiag.parts.personal import Epochs, FineTune, FrozenHead
 def fedbabu(
     frozen: Literal["head", "none"] = "head",
     tune_epochs: Epochs = (0, 1, 5),
-    tune_lr: Literal["decayed", "initial"] = "decayed",
+    tune_lr: Rate = "decayed",
 ) -> Method:
     """The head stays at its random initialisation: only the body is trained and averaged.
 

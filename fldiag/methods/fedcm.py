@@ -1,12 +1,8 @@
 """FedCM."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from fldiag.method import Method, method
 from fldiag.parts.momentum import ClientMomentum, GlobalUpdate
-from fldiag.sections import Positive
+from fldiag.sections import Fraction, Positive
 
 
 @method(
@@ -15,7 +11,7 @@ from fldiag.sections import Positive
     neutral={"alpha_cm": 1.0},
     equals="fedavg",
 )
-def fedcm(alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1, server_lr: Positive = 1.0) -> Method:
+def fedcm(alpha_cm: Fraction = 0.1, server_lr: Positive = 1.0) -> Method:
     """Client-level momentum: every local gradient is mixed with the last global update.
 
     Local step:  g_u = alpha_cm g_l + (1 - alpha_cm) Delta

@@ -4,6 +4,7 @@ from typing import Literal
 
 from fldiag.method import Method, method
 from fldiag.parts.control import DynamicRegulariser, GradientDrift
+from fldiag.parts.personal import Rate
 from fldiag.sections import NonNegative
 
 
@@ -11,7 +12,7 @@ from fldiag.sections import NonNegative
 def feddc(
     lam: NonNegative = 0.01,
     omega: Literal["equal", "n"] = "equal",
-    rate: Literal["decayed", "initial"] = "decayed",
+    rate: Rate = "decayed",
 ) -> Method:
     """Local drift decoupling and correction: FedDyn's drift variable with SCAFFOLD's gradient correction.
 

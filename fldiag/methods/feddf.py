@@ -1,13 +1,9 @@
 """FedDF."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
-
 from fldiag.method import Method, method
-from fldiag.parts.distillation import ServerDistillation
+from fldiag.parts.distillation import Optimizer, Schedule, ServerDistillation
 from fldiag.parts.ensemble import Ensemble, mean
-from fldiag.sections import Count, NonNegative, Positive
+from fldiag.sections import Count, NonNegative, Positive, Whole
 
 
 @method(
@@ -18,12 +14,12 @@ from fldiag.sections import Count, NonNegative, Positive
     needs=("public",),
 )
 def feddf(
-    epochs: Annotated[int, Field(ge=0)] = 1,
+    epochs: Whole = 1,
     tau: Positive = 3.0,
     lr: Positive = 1e-5,
     batch_size: Count = 128,
-    optimizer: Literal["adam", "sgd"] = "adam",
-    schedule: Literal["constant", "cosine"] = "constant",
+    optimizer: Optimizer = "adam",
+    schedule: Schedule = "constant",
     weight_decay: NonNegative = 0.0,
 ) -> Method:
     """Ensemble distillation: the averaged model learns from the clients' mean logits on public data.

@@ -1,13 +1,9 @@
 """FedET."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
-
 from fldiag.method import Method, method
-from fldiag.parts.distillation import ServerDistillation
+from fldiag.parts.distillation import Optimizer, Schedule, ServerDistillation
 from fldiag.parts.ensemble import Ensemble, confident, confident_official
-from fldiag.sections import Count, NonNegative, Positive
+from fldiag.sections import Count, NonNegative, Positive, Whole
 
 
 @method(
@@ -18,12 +14,12 @@ from fldiag.sections import Count, NonNegative, Positive
     needs=("public",),
 )
 def fedet(
-    epochs: Annotated[int, Field(ge=0)] = 1,
+    epochs: Whole = 1,
     tau: Positive = 3.0,
     lr: Positive = 1e-5,
     batch_size: Count = 128,
-    optimizer: Literal["adam", "sgd"] = "adam",
-    schedule: Literal["constant", "cosine"] = "constant",
+    optimizer: Optimizer = "adam",
+    schedule: Schedule = "constant",
     weight_decay: NonNegative | None = None,
     official_p3: bool = False,
 ) -> Method:

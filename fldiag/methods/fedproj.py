@@ -6,12 +6,10 @@ from pydantic import Field
 
 from fldiag.errors import FldiagError
 from fldiag.method import Method, method
-from fldiag.parts.distillation import ServerDistillation
+from fldiag.parts.distillation import Optimizer, Schedule, ServerDistillation
 from fldiag.parts.ensemble import Ensemble, mean
 from fldiag.parts.projection import MemoryProjection
-from fldiag.sections import Count, NonNegative, Positive, Unit
-
-Whole = Annotated[int, Field(ge=0)]
+from fldiag.sections import Count, NonNegative, Positive, Unit, Whole
 
 
 @method(
@@ -26,8 +24,8 @@ def fedproj(
     tau: Positive = 3.0,
     lr: Positive = 1e-5,
     batch_size: Count = 128,
-    optimizer: Literal["adam", "sgd"] = "adam",
-    schedule: Literal["constant", "cosine"] = "constant",
+    optimizer: Optimizer = "adam",
+    schedule: Schedule = "constant",
     weight_decay: NonNegative = 0.0,
     gamma_wd: NonNegative = 0.3,
     reference: Literal["avg", "prev_global", "clients"] = "avg",

@@ -6,22 +6,18 @@ methods' terms its L_p (Table 4).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ValidationInfo
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.choices import Rule, Strength
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part, Perturbation, method
 from fldiag.parts.proximal import KL, ProximalLoss
 from fldiag.parts.withheld import proximal_loss
-from fldiag.sections import NonNegative, Positive
+from fldiag.sections import NonNegative, Positive, Rule, Strength
 from fldiag.step import Step
-
-if TYPE_CHECKING:
-    pass
 
 
 class FedSOL(Part):
@@ -54,9 +50,8 @@ class FedSOL(Part):
         if not self.rho:
             return None
         g_p = self.gradient(step)
-        return self.along(
-            step, g_p, losses.noise_floor(g_p.dtype) if self.floor is None else self.floor
-        )
+        floor = losses.noise_floor(g_p.dtype) if self.floor is None else self.floor
+        return self.along(step, g_p, floor)
 
     def along(self, step: Step, g: Tensor, floor: float = 0.0) -> Perturbation:
         """rho Lambda g / (||g|| + 1e-12) for g [k, n] on the perturbed part."""
@@ -69,9 +64,8 @@ class FedSOL(Part):
         start, stop = self.span(step)
         if self.part == "head" and isinstance(self.loss_p, KL):
             # backward through the head alone; g_u reuses the body's features, which e leaves as they are
-            value: Tensor | None
-            value, g_p = step.head_gradient(self.loss_p.term)
-            step.publish(self.loss_p.kind, g_p, value, start=start)
+            of_head, g_p = step.head_gradient(self.loss_p.term)
+            step.publish(self.loss_p.kind, g_p, of_head, start=start)
             return g_p
         value, g_p = self.loss_p.gradient(step)
         step.publish(self.loss_p.kind, g_p, value)

@@ -2,11 +2,10 @@
 
 from typing import Literal
 
-from fldiag.choices import Rule
 from fldiag.method import Method, method
 from fldiag.methods.fedsol import Rho, fedsol
-from fldiag.parts.personal import Epochs, FineTune
-from fldiag.sections import Positive
+from fldiag.parts.personal import Epochs, FineTune, Rate
+from fldiag.sections import Positive, Rule
 
 
 @method(
@@ -23,7 +22,7 @@ def fedsol_ft(
     strength: Literal["adaptive", "fixed"] = "adaptive",
     lambda_norm: Rule = "layer",
     tune_epochs: Epochs = (0, 1, 5),
-    tune_lr: Literal["decayed", "initial"] = "decayed",
+    tune_lr: Rate = "decayed",
 ) -> Method:
     """FedSOL, after which every client fine-tunes the final model on its own data with plain cross entropy.
 

@@ -7,10 +7,9 @@ from pydantic import Field
 from fldiag.errors import FldiagError
 from fldiag.method import Method, method
 from fldiag.parts.augmentation import SubNetworks
-from fldiag.sections import NonNegative
+from fldiag.sections import Fraction, NonNegative
 
 WEIGHTS = {1: 2.0, 2: 1.75, 3: 1.5, 4: 1.25}
-Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 @method(

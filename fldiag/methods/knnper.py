@@ -1,9 +1,7 @@
 """kNN-Per."""
 
-from typing import Literal
-
 from fldiag.method import Method, Neighbours, method
-from fldiag.parts.personal import Epochs, FineTune
+from fldiag.parts.personal import Epochs, FineTune, Rate
 from fldiag.sections import Count, Positive, Unit
 
 
@@ -15,7 +13,7 @@ def knnper(
     scale: Positive = 1.0,
     official_logits: bool = False,
     tune_epochs: Epochs = (0, 1, 5),
-    tune_lr: Literal["decayed", "initial"] = "decayed",
+    tune_lr: Rate = "decayed",
 ) -> Method:
     """FedAvg, after which each client combines the model with a vote of its nearest training examples.
 

@@ -1,13 +1,9 @@
 """MoFedSAM."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from fldiag.method import Method, method
 from fldiag.parts.momentum import ClientMomentum, GlobalUpdate
 from fldiag.parts.perturbation import Sharpness
-from fldiag.sections import NonNegative, Positive
+from fldiag.sections import Fraction, NonNegative, Positive
 
 
 @method(
@@ -15,7 +11,7 @@ from fldiag.sections import NonNegative, Positive
 )
 def mofedsam(
     rho: NonNegative = 0.1,
-    alpha_cm: Annotated[float, Field(gt=0, le=1)] = 0.1,
+    alpha_cm: Fraction = 0.1,
     server_lr: Positive = 1.0,
 ) -> Method:
     """FedSAM with client momentum.

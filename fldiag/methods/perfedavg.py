@@ -1,9 +1,7 @@
 """Per-FedAvg."""
 
-from typing import Literal
-
 from fldiag.method import Method, Personal, method
-from fldiag.parts.personal import Epochs, MetaStep
+from fldiag.parts.personal import Epochs, MetaStep, Rate
 from fldiag.sections import Count, NonNegative, Positive
 
 
@@ -14,7 +12,7 @@ def perfedavg(
     official: bool = False,
     tune_split: Count = 5,
     tune_epochs: Epochs = (0, 1, 5),
-    tune_lr: Literal["decayed", "initial"] = "decayed",
+    tune_lr: Rate = "decayed",
 ) -> Method:
     """First-order MAML: the model is trained to be good after one local step.
 

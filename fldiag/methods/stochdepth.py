@@ -1,10 +1,9 @@
 """Stochastic depth."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fldiag.method import Method, method
+from fldiag.sections import Fraction
 
 
 @method(
@@ -16,7 +15,7 @@ from fldiag.method import Method, method
     needs=("stages",),
 )
 def stochdepth(
-    keep_last: Annotated[float, Field(gt=0, le=1)] = 0.9,
+    keep_last: Fraction = 0.9,
     keep_rule: Literal["code", "paper"] = "code",
 ) -> Method:
     """Stochastic depth: clients train residual networks that drop blocks at random.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from fldiag.choices import Rule, Strength
 from fldiag.method import Method, Perturbation, method
 from fldiag.methods.fedsol import FedSOL, Rho, radius
 from fldiag.parts.proximal import KL, L2
-from fldiag.sections import NonNegative, Positive
+from fldiag.sections import NonNegative, Positive, Rule, Strength
 from fldiag.step import Step
 
 #: id -> the point of grad L_l, the point of grad L_p (None: no such term): w, w + eps_p or w + eps_c
@@ -31,17 +30,8 @@ class Strategy(FedSOL):
     eps_p is FedSOL's e, eps_c = rho Lambda (g_p + g_l) / ||g_p + g_l|| (Eq. 13).
     """
 
-    def __init__(
-        self,
-        id: str,
-        beta: float,
-        loss_p: KL | L2,
-        rho: float,
-        part: Literal["full", "body", "head"],
-        strength: Strength,
-        lambda_norm: Rule,
-    ):
-        super().__init__(loss_p, rho, part, strength, lambda_norm)
+    def __init__(self, id: str, beta: float, *options: Any):
+        super().__init__(*options)
         self.local_at, self.proximal_at = POINTS[id]
         self.beta = beta if self.proximal_at else 0.0
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from fldiag import registry, user_code
-from fldiag.device import memory
 from fldiag.errors import FldiagError
 from fldiag.seeding import seed_for
 
@@ -21,18 +20,16 @@ def build(
     options: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
-    allow_code: Collection[str] = (),
     most: int | None = None,
 ) -> nn.Module:
     """A freshly initialised model (PyTorch's default initialisation under ``seed``); global RNG untouched.
 
-    ``name`` is a registered model, or ``pkg.mod:factory`` if it is one of ``allow_code``: that is imported and called as
-    factory(shape, classes, **options) or factory(), the latter where the inputs have no one shape (None). Only what a user typed
-    or consented to may stand in ``allow_code``, never a name out of a file. ``most``: how many parameters there can
-    be, where a file says how large the model is and holds its weights.
+    ``name`` is a registered model, or ``pkg.mod:factory``, which is imported if the user named it, and called as
+    factory(shape, classes, **options) or factory(), the latter where the inputs have no one shape (None). ``most``: how many
+    parameters there can be, where a file says how large the model is and holds its weights.
 
     Raises FldiagError for an unknown model or option, for code that is not allowed, and for a registered model that is larger
-    than ``most`` or than the memory of this machine: before anything is allocated.
+    than ``most``: before anything is allocated.
     """
     options = dict(options or {})
     with torch.random.fork_rng(devices=[]):
@@ -46,12 +43,12 @@ def build(
                     usage=True,
                 )
             options = entry.validate(options)
-            check_size(name, lambda: entry.build(shape, classes, **options), most)
+            if most is not None:
+                check_size(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
-        module = _call_factory(
-            name, user_code.load_user(name, allow_code, "model"), shape, classes, options
-        )
+        factory = user_code.load_user(name, "model")
+        module = _call_factory(name, factory, shape, classes, options)
     if not isinstance(module, nn.Module):
         raise FldiagError(
             f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module"
@@ -59,21 +56,14 @@ def build(
     return module
 
 
-def check_size(name: str, make: Callable[[], nn.Module], most: int | None = None) -> None:
-    """Raises FldiagError when the model that ``make`` returns has more parameters than ``most``, or than fit into memory."""
+def check_size(name: str, make: Callable[[], nn.Module], most: int) -> None:
+    """Raises FldiagError when the model that ``make`` returns has more parameters than ``most``."""
     parameters = count_parameters(make)
-    if most is not None and parameters > most:
+    if parameters > most:
         raise FldiagError(
             f"model {name!r} as the file describes it has {parameters:,} parameters, and the file holds {most:,} "
             "numbers",
             "the file was edited; use the original",
-        )
-    if 4 * parameters > memory():
-        raise FldiagError(
-            f"model {name!r} with these options has {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and "
-            f"this machine has {memory() / 1e9:,.0f} GB of memory",
-            "choose a smaller model",
-            usage=True,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
 }
+Optimizer = Literal["adam", "sgd"]
+Schedule = Literal["constant", "cosine"]
 PERIOD = 10  # epochs of half a cosine
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor
 from fldiag.errors import FldiagError
 from fldiag.local import Local
 from fldiag.method import Method, Neighbours, Part, Personal, Round
+from fldiag.sections import Whole
 from fldiag.step import Perturbation, Step
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from fldiag.sections import TrainSection
 
 #: Type of an option ``tune_epochs``: after how many epochs of fine-tuning the clients' models are measured.
-Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Epochs = Annotated[tuple[Whole, ...], Field(min_length=1)]
+#: Of an option ``tune_lr``: the learning rate of the last round, or the first one.
+Rate = Literal["decayed", "initial"]
 
 
 class FineTune(Part):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fldiag.choices import Matrix, Which
 from fldiag.curvature.lanczos import EigenPairs, lanczos
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results.table import Row
+from fldiag.sections import Matrix, Which
 
 #: The ratio reported is lambda_1 over this eigenvalue (or over the last one, when fewer are asked for).
 RATIO_INDEX = 5

@@ -220,7 +220,7 @@ def test_the_method_of_the_readme_is_complete(tmp_path):
         "w = {}\n"
         "for m in ('fedavg', 'steady', 'steady0'):\n"
         "    o = ['rounds=1', 'model.name=mlp', f'method.name={m.rstrip(\"0\")}'] + (['method.force=0.0'] if m == 'steady0' else [])\n"
-        "    w[m] = torch.cat([v.flatten() for v in train.train(config.load('digits', o), out=m).checkpoint().state.values()])\n"
+        "    w[m] = torch.cat([v.flatten() for v in train.train(config.Config.load('digits', **o), out=m).checkpoint().state.values()])\n"
         "assert torch.equal(w['fedavg'], w['steady0']) and not torch.equal(w['fedavg'], w['steady'])\n"
     )
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

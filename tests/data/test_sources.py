@@ -7,7 +7,7 @@ from PIL import Image
 from torchvision import datasets, transforms
 
 import fldiag
-from fldiag import registry
+from fldiag import registry, user_code
 from fldiag.data import named, text
 from fldiag.data.public import deal, load_public
 from fldiag.data.sources import load
@@ -253,12 +253,13 @@ def test_a_factory_returns_a_data_set_or_four_arrays(folder, monkeypatch):
         "def broken(): return 1 / 0\n"
     )
     monkeypatch.chdir(folder)
-    built = {n: load(f"mine:{n}", allow_code={f"mine:{n}"}) for n in ("four", "tokens", "ready")}
+    user_code.allow([f"mine:{n}" for n in ("four", "tokens", "ready", "wrong", "broken")])
+    built = {n: load(f"mine:{n}") for n in ("four", "tokens", "ready")}
     assert built["four"].shape == (4,) and built["four"].classes == 4
     assert built["tokens"].tokens and built["ready"].name == "iris"
     for name, words in (("wrong", "returned a int"), ("broken", "ZeroDivisionError")):
         with pytest.raises(FldiagError, match=words):
-            load(f"mine:{name}", allow_code={f"mine:{name}"})
+            load(f"mine:{name}")
 
 
 # -- validation

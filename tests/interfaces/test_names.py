@@ -1,23 +1,28 @@
 """Names: of what is registered, of other packages and of a user's code."""
 
+import copy
 import importlib.metadata
+import pickle
+import pkgutil
 import sys
 import types
 
 import pytest
 
 import fldiag
-from fldiag import names, registry
+from fldiag import registry, user_code
 from fldiag.errors import FldiagError
-from fldiag.user_code import check, consent, load_user
+from fldiag.user_code import allow, load_user
 
 
-@pytest.mark.parametrize("kind", names.KINDS)
+@pytest.mark.parametrize("kind", registry.KINDS)
 def test_names_read_from_the_sources_are_those_registered(kind):
-    entries = getattr(registry, kind[:-1])
-    own = [n for n in entries.names() if entries.get(n).build.__module__.startswith("fldiag.")]
-    listed = names.built_in(kind)
-    assert sorted(listed) == sorted(own)
+    entries, package = getattr(registry, kind[:-1]), f"fldiag.{registry.KINDS[kind]}"
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        importlib.import_module(module.name)
+    own = [n for n, e in entries.entries.items() if e.build.__module__.startswith("fldiag.")]
+    listed = registry.built_in(kind)
+    assert sorted(listed) == sorted(n for n in own if ":" not in n)
     assert {n: listed[n].summary for n in own} == {n: entries.get(n).headline for n in own}
     if kind == "diagnostics":
         assert {n: listed[n].on for n in own} == {n: entries.get(n).on for n in own}
@@ -60,27 +65,39 @@ def test_other_packages_bring_entries_and_a_broken_one_is_one_error(monkeypatch)
 def test_user_code_is_imported_only_with_consent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.setattr(user_code, "ALLOWED", set())
     (tmp_path / "mymod.py").write_text("open('HIT', 'w').close()\ndef build(): return 7\n")
     with pytest.raises(FldiagError, match="--allow-code mymod:build"):
-        load_user("mymod:build", ())
-    with pytest.raises(FldiagError, match=r"a file names model\.name = 'mymod:build'"):
-        check({"model": {"name": "mymod:build"}}, {"other:x"}, "a file")
+        load_user("mymod:build")
+    allow("mymod:other", ["digits", "npz:mymod:build"], 3, None)
+    with pytest.raises(FldiagError, match="does not import it because a file says so"):
+        load_user("mymod:build")
+    assert {"mymod:other"} == user_code.ALLOWED
     assert not (tmp_path / "HIT").exists() and str(tmp_path) not in sys.path
-    assert load_user("mymod:build", {"mymod:build"})() == 7
+    allow({"model": {"name": "mymod:build"}})
+    assert load_user("mymod:build")() == 7
     for name, word in (
         ("mymod:biuld", "did you mean 'build'"),
         ("nowhere_at_all:x", "cannot import nowhere_at_all"),
     ):
+        allow([name])
         with pytest.raises(FldiagError, match=word):
-            load_user(name, {name})
-    assert consent("a.b:c") == {"a.b:c"}
-    with pytest.raises(FldiagError, match=r"not pkg\.mod:name"):
-        consent(["digits"])
+            load_user(name)
 
 
-def test_a_stored_config_gives_no_consent_and_a_config_of_the_user_does():
-    own = fldiag.Config.load("digits", model__name="mine:net")
-    stored = fldiag.Config.from_stored(own.model_dump())
-    assert own.allowed_code == {"mine:net"} and not stored.allowed_code
-    assert stored.allow("mine:net").allowed_code == {"mine:net"}
-    assert not stored.replace(rounds=3).allowed_code
+def test_a_stored_config_gives_no_consent_and_a_config_of_the_user_does(tmp_path, monkeypatch):
+    (tmp_path / "own.toml").write_text('method.name = "mine:pull"')
+    started = fldiag.Config.load("digits").model_dump()
+    for named, say in (
+        ({"mine:net"}, lambda: fldiag.Config.load("digits", model__name="mine:net")),
+        ({"mine:net"}, lambda: fldiag.Config(**started | {"model": {"name": "mine:net"}})),
+        ({"mine:net"}, lambda: fldiag.Config().replace(model__name="mine:net")),
+        ({"mine:pull"}, lambda: fldiag.Config.load(tmp_path / "own.toml")),
+    ):
+        monkeypatch.setattr(user_code, "ALLOWED", set())
+        own = say()
+        assert named == user_code.ALLOWED
+        user_code.ALLOWED.clear()
+        stored = fldiag.Config.model_validate(own.model_dump())
+        copy.deepcopy(pickle.loads(pickle.dumps(stored))).replace(rounds=3)
+        assert not user_code.ALLOWED

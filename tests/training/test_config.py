@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import fldiag
-from fldiag.config import Config, build, load, of_run, parse_override
+from fldiag.config import Config, build, of_run, parse_override
 from fldiag.errors import FldiagError
 
+load = Config.load
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
@@ -44,16 +45,16 @@ def test_overrides():
         parse_override("rounds")
     with pytest.raises(FldiagError, match="did you mean 'digits'"):
         load("digts")
-    prox = load("digits", ["method.name=fedprox", "method.mu=0.3"])
+    prox = load("digits", method__name="fedprox", method__mu=0.3)
     assert prox.method.options == {"mu": 0.3}
     assert prox.replace(method__name="fedavg").method.options == {}
     assert build(prox.model_dump()) == prox == Config(**prox.model_dump(mode="json"))
 
 
 def test_options_of_a_method_that_live_in_the_model_go_with_it():
-    drop = load("digits", ["method.name=stochdepth", "model.name=resnet8_p3"])
+    drop = load("digits", method__name="stochdepth", model__name="resnet8_p3")
     plain = drop.replace(method__name="fedavg")
-    assert plain == load("digits", ["model.name=resnet8_p3"])
+    assert plain == load("digits", model__name="resnet8_p3")
 
 
 def test_hashes_of_presets_are_in_the_fixture():
@@ -75,7 +76,7 @@ def test_what_decides_the_hash(tmp_path):
 
 def test_a_method_in_the_federation_of_a_trained_run(tmp_path):
     start = load(
-        "digits", {"rounds": 1, "clients.total": 6, "clients.per_round": 2, "train.lr": 0.3}
+        "digits", **{"rounds": 1, "clients.total": 6, "clients.per_round": 2, "train.lr": 0.3}
     )
     run = fldiag.train(start, out=tmp_path / "run")
     config = of_run(run, {"method.name": "fedprox", "rounds": 1})
@@ -96,7 +97,7 @@ def test_a_run_does_not_go_on_with_another_partition_or_other_initial_weights(tm
     first = {"rounds": 1, "train.epochs": 1, "clients.total": 3, "clients.per_round": 2}
     start = load(
         "digits",
-        first | {"model.name": "mlp", "partition.kind": "file"} | {"partition.path": str(parts)},
+        **first | {"model.name": "mlp", "partition.kind": "file"} | {"partition.path": str(parts)},
     )
     state = fldiag.train(start, out=tmp_path / "first").checkpoint().state
     torch.save(state, weights)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from fldiag import minilm, models
+from fldiag import models
 from fldiag.config import Config
 from fldiag.errors import FldiagError
+from fldiag.models import minilm
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fldiag import FldiagError, models
+from fldiag import FldiagError, models, user_code
 from fldiag.models import state_dict
 from fldiag.models.network import Network, batch_dependent, forward_macs
 from fldiag.models.residual import BasicBlock, Bottleneck, ResNet, keep_probabilities
@@ -482,8 +482,9 @@ def test_which_models_stack_have_a_head_and_depend_on_their_batch():
 def test_user_code_runs_only_when_the_user_says_so():
     with pytest.raises(FldiagError, match="does not import it because a file says so"):
         models.build("torch.nn:Identity", (3,), 2)
+    user_code.allow("collections:OrderedDict")
     with pytest.raises(FldiagError, match="returned OrderedDict; return a torch"):
-        models.build("collections:OrderedDict", (3,), 2, allow_code={"collections:OrderedDict"})
+        models.build("collections:OrderedDict", (3,), 2)
 
 
 # -- names of other programs

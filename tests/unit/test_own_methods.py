@@ -9,7 +9,7 @@ from commands import run as typed
 from helpers import config
 
 import fldiag
-from fldiag import Config, FldiagError, method, registry
+from fldiag import Config, FldiagError, registry, user_code
 from fldiag.training import train
 from fldiag.training.setup import Setup
 
@@ -75,7 +75,7 @@ def test_it_trains_as_a_registered_method_does(
     [
         ("mine_methods:absent", {}, ["no function 'absent'", "known:"]),
         ("no_module:pull", {}, ["cannot import no_module", "install it"]),
-        ("mine_methods:Pull", {}, ["is a type", "function that returns a fldiag.Method"]),
+        ("mine_methods:Pull", {}, ["force: Field required"]),
         ("mine_methods:number", {}, ["returned a int", "return a fldiag.Method"]),
         ("mine_methods:fails", {}, ["RuntimeError", "no"]),
         ("mine_methods:pull", {"forc": 1}, ["unknown key 'forc'", "did you mean 'force'?"]),
@@ -99,26 +99,29 @@ def test_an_override_of_the_name_drops_the_options_of_the_former(folder):
 
 
 def test_a_registered_function_brings_what_it_was_registered_with(folder):
-    entry = method.own_entry("fldiag.methods.fedprox:fedprox", {"fldiag.methods.fedprox:fedprox"})
+    user_code.allow("fldiag.methods.fedprox:fedprox")
+    entry = registry.method.get("fldiag.methods.fedprox:fedprox")
     assert entry.meta == registry.method.get("fedprox").meta
 
 
-def test_a_run_that_names_it_is_data(folder):
+def test_a_run_that_names_it_is_data(folder, monkeypatch):
     run = train.train(config("mine_methods:pull"), out=folder / "run")
     sys.modules.pop("mine_methods")
+    monkeypatch.setattr(user_code, "ALLOWED", set())
     stored = fldiag.load(run.path)
     fldiag.diagnose(stored, "forgetting")  # needs the weights only
     for ask in (
         lambda: fldiag.train(stored.config.replace(rounds=3), out=run.path, resume=True),
         lambda: fldiag.diagnose(stored, "personalise", epochs=[0]),
     ):
-        with pytest.raises(FldiagError, match=r"method\.name = 'mine_methods:pull'"):
+        with pytest.raises(FldiagError, match="method 'mine_methods:pull' is user code"):
             ask()
     assert "mine_methods" not in sys.modules
-    allowed = stored.allow("mine_methods:pull")
+    allowed = fldiag.load(run.path, allow_code="mine_methods:pull")
     longer = fldiag.train(allowed.config.replace(rounds=3), out=run.path, resume=True)
     unbroken = train.train(config("mine_methods:pull", rounds=3), out=folder / "unbroken")
     assert torch.equal(weights(longer), weights(unbroken))
+    monkeypatch.setattr(user_code, "ALLOWED", set())
     again = fldiag.load(run.path)
     assert len(fldiag.diagnose(again, "personalise", epochs=[0], allow_code="mine_methods:pull"))
 

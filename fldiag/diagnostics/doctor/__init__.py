@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field, SkipValidation
 
-from fldiag.choices import Device, Download, Root
 from fldiag.diagnostics.doctor.facts import (
     SEVERITIES,
     Finding,
@@ -23,6 +22,7 @@ from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, Say, Small
 from fldiag.results.table import Row, table
 from fldiag.runs.run import Run
+from fldiag.sections import Device, Download, Root
 
 
 def summary(rows: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
