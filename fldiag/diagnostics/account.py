@@ -225,6 +225,13 @@ def account(
     Raises:
         FldiagError: no round has client weights, or a loss is not finite.
     """
-    options: dict[str, Any] = {"k": k, "tol": tol, "max_products": max_products, "seed": seed}
-    rows = history.map_rounds(round_rows, every_round=every_round, slice_name=slice, **options)
+    rows = history.map_rounds(
+        round_rows,
+        every_round=every_round,
+        slice_name=slice,
+        k=k,
+        tol=tol,
+        max_products=max_products,
+        seed=seed,
+    )
     return history.table(rows)

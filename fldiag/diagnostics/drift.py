@@ -7,6 +7,7 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
 from typing import Annotated, Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.diagnostics.geometry import load, seen_by_head
+from fldiag.diagnostics.geometry import seen_by_head
 from fldiag.params import Layout, cosine, norm
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, lines
@@ -25,7 +26,7 @@ from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, missing_notes, of_rounds
 from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
-from fldiag.runs.pool import BATCH, Weights
+from fldiag.runs.pool import Weights
 from fldiag.sections import Proximal
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
@@ -81,7 +82,7 @@ def round_rows(
     for j, k in enumerate(stored.ids):
         if of_client(history, k)["n_examples"]:
             rows += proximal_rows(history, stored, j, rho, loss)
-    return rows + (cka_rows(history, stored) if representation else [])
+    return [*rows, *(cka_rows(history, stored) if representation else [])]
 
 
 # Weights
@@ -138,10 +139,9 @@ def rows_of(
     base: Row = {"metric": metric, "moment": "trained", "layer": layer}
     places: list[Row] = [{"scope": "client", "client": k} for k in ids]
     if values.ndim == 2:
-        i, j = torch.triu_indices(len(ids), len(ids), 1).tolist()
-        values = values[i, j]
-        pairs = zip(i, j, strict=True) if layer is None else ()
-        places = [{"scope": "pair", "client": ids[a], "client_b": ids[b]} for a, b in pairs]
+        values = values[torch.triu_indices(len(ids), len(ids), 1).unbind()]
+        pairs = combinations(ids, 2) if layer is None else ()
+        places = [{"scope": "pair", "client": a, "client_b": b} for a, b in pairs]
     rows = [{**base, **p, "value": v} for p, v in zip(places, values.tolist(), strict=False)]
     mean = {"scope": "global", "n_clients": len(ids), "value": float(values.nanmean())}
     return [*rows, {**base, **mean}]
@@ -246,15 +246,15 @@ def proximal_rows(
     return rows
 
 
-def cka_rows(history: History, stored: Stored) -> list[Row]:
+def cka_rows(history: History, stored: Stored) -> Iterator[Row]:
     """The similarity of representations of every client with what the clients received."""
-    received = features(history, stored.start)
+    test = history.pool.test
+    received, *_ = seen_by_head(history, stored.start, test)
     base: Row = {"metric": "cka", "moment": "trained", "scope": "client"}
-    base |= {"slice": history.pool.split, "n_examples": history.pool.test.stop}
-    return [
-        {**base, "client": k, "value": cka(features(history, stored.client(j)), received)}
-        for j, k in enumerate(stored.ids)
-    ]
+    base |= {"slice": history.pool.split, "n_examples": test.stop}
+    for j, k in enumerate(stored.ids):
+        trained, *_ = seen_by_head(history, stored.client(j), test)
+        yield {**base, "client": k, "value": cka(trained, received)}
 
 
 def cka(a: Tensor, b: Tensor) -> float | None:
@@ -269,15 +269,6 @@ def cka(a: Tensor, b: Tensor) -> float | None:
     cross, *sizes = (torch.linalg.matrix_norm(u.T @ v) for u, v in ((a, b), (a, a), (b, b)))
     size = float(sizes[0] * sizes[1])
     return float(cross.square()) / size if size else None
-
-
-def features(history: History, weights: Weights) -> Tensor:
-    """What the head sees (without a head: the outputs) of the test examples, [n, d]."""
-    module, pool, values = load(history, weights), history.pool, list[Tensor]()
-    for piece in pool.batches(pool.test, BATCH):
-        outputs, seen = seen_by_head(module, pool.read(piece.start, piece.stop)[0])
-        values.append(seen[0] if seen else outputs.flatten(1))
-    return torch.cat(values)
 
 
 # Steps and means

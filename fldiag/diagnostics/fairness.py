@@ -143,7 +143,7 @@ def round_rows(
     """How a round's aggregated model serves every client, how that is spread, and all clients together."""
     split = history.pool.clients if on == "train" else history.pool.test
     try:
-        problem = history.problem((stored.aggregated, stored.buffers), split, on)
+        problem = history.problem(stored.end, split, on)
         logits, y = (v.cpu().numpy() for v in problem.outputs())
     except FldiagError as error:  # such as weights that are not numbers
         history.note(stored.round, error.what)

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from fldiag.diagnostics.matching import Unit, on_surfaces
+from fldiag.diagnostics.matching import Unit, diagonal_rows, on_surfaces
 from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -89,15 +89,13 @@ def flatness_rows(
     adaptive = worst_case(problem, scale, radii[1], steps=steps, seed=seed)
     pairs = eigenpairs(problem, 1, tol=tol, max_products=max(100, max_products), **settings)
     result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
-    trace, stderr = result.trace()
     found: Row = {"estimator": "lanczos", "converged": bool(pairs.converged[0])}
     errors = {"value": pairs.values, "residual": pairs.residuals, "bound": pairs.bounds}
     eigenvalue = {key: float(values[0]) for key, values in errors.items()}
-    exactness = {"estimator": result.estimator(), "converged": result.converged}
     rows += [
         {**adaptive, "metric": "adaptive_sharpness"},
         {**found, "metric": "eigenvalue", "index": 1, **eigenvalue},
-        {**exactness, "metric": "trace", "value": trace, "stderr": stderr},
+        diagonal_rows(result, rtol)[-1],  # the trace
     ]
     if step is not None and unit[1] == "trained":
         scaled = {key: step * value / 2 for key, value in eigenvalue.items()}
@@ -266,8 +264,6 @@ def flatness(
     Raises:
         FldiagError: no round has client weights, or in no round the curvature can be computed.
     """
-    settings: dict[str, Any] = {"radii": (rho, adaptive_rho), "steps": steps, "tol": tol}
-    settings |= {"rtol": rtol, "max_products": max_products, "seed": seed}
     places = (history.pool.train_slice(k) for k in range(len(history.parts)))
     sizes = {k: n for k, place in enumerate(places) if (n := place.stop - place.start)}
     training, rows = history.training, list[Row]()
@@ -281,7 +277,18 @@ def flatness(
         units += [(r, "trained", k, "client") for k in stored.ids]
         decay = float(training.get("lr_decay", 1.0)) ** (r - 1)
         step = float(training["lr"]) * decay if is_sgd else None
-        results = on_surfaces(history, units, flatness_rows, step=step, **settings)
+        results = on_surfaces(
+            history,
+            units,
+            flatness_rows,
+            step=step,
+            radii=(rho, adaptive_rho),
+            steps=steps,
+            tol=tol,
+            rtol=rtol,
+            max_products=max_products,
+            seed=seed,
+        )
         models = [row for _, result in results for row in result]
         rows += [*models, *({"round": r, **row} for row in gap_rows(models, sizes))]
     if all(row["value"] is None for row in rows):

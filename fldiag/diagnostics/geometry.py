@@ -7,7 +7,6 @@ revisited" (ICML 2019).
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
@@ -152,10 +151,7 @@ def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
 
 def load(history: History, weights: Weights) -> nn.Module:
     """A copy of the model with these weights, in evaluation mode."""
-    w, buffers = weights
-    module = copy.deepcopy(history.network.module).eval()
-    module.load_state_dict({**history.layout.views(w), **buffers}, strict=False)
-    return module
+    return history.problem(weights, history.pool.test, "").module
 
 
 def call(
@@ -174,30 +170,28 @@ def call(
     return outputs, calls
 
 
-def seen_by_head(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, Any] | None]:
-    """The model's outputs, and what its head receives [n, d], with the head: the linear layer whose output is the model's. None
-    where there is none, or no other layer."""
-    linears = (m for m in module.modules() if isinstance(m, nn.Linear))
-    outputs, calls = call(module, linears, x)
-    for head, (inputs, output) in calls.items():
-        if output is outputs and len(Layout.of(module).layers) > 1:
-            return outputs, (inputs[0].flatten(1), head)
-    return outputs, None
+def seen_by_head(history: History, weights: Weights, stretch: slice) -> tuple[Tensor, Tensor, Any]:
+    """What a model's head receives on a stretch of the pool [n, d], the model's outputs, and the head: the linear layer whose
+    output is the model's. Without one (None), or another layer, the outputs stand for the features."""
+    module, pool, head = load(history, weights), history.pool, None
+    features, outputs = list[Tensor](), list[Tensor]()
+    is_deep = len(Layout.of(module).layers) > 1
+    linears = [m for m in module.modules() if isinstance(m, nn.Linear) and is_deep]
+    for piece in pool.batches(stretch, BATCH):
+        output, calls = call(module, linears, pool.read(piece.start, piece.stop)[0])
+        head = next((m for m, (_, made) in calls.items() if made is output), None)
+        features.append((calls[head][0][0] if head else output).flatten(1))
+        outputs.append(output)
+    return torch.cat(features), torch.cat(outputs), head
 
 
 def numbers_of(history: History, weights: Weights, stretch: slice) -> dict[str, float]:
     """The numbers of one model on a stretch of the pool; nan without a head."""
-    features, answers = list[Tensor](), list[Tensor]()
-    module = load(history, weights)
-    for piece in history.pool.batches(stretch, BATCH):
-        outputs, seen = seen_by_head(module, history.pool.read(piece.start, piece.stop)[0])
-        if seen is None:
-            return dict.fromkeys(METRICS, math.nan)
-        features.append(seen[0].double())
-        answers.append(losses.predicted(outputs))
-        matrix = seen[1].weight.detach().double()
-    y = history.pool.y[stretch].to(matrix.device)
-    return geometry_of(torch.cat(features), y, torch.cat(answers), matrix)
+    features, outputs, head = seen_by_head(history, weights, stretch)
+    if head is None:
+        return dict.fromkeys(METRICS, math.nan)
+    y, matrix = history.pool.y[stretch].to(outputs.device), head.weight.detach().double()
+    return geometry_of(features.double(), y, losses.predicted(outputs), matrix)
 
 
 def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
@@ -215,11 +209,12 @@ def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterato
     for layer, of_clients in grams.items() if len(ids) > 1 else ():
         stack = torch.stack(of_clients)
         similarity = (stack @ stack.T).clamp(0, 1).fill_diagonal_(torch.nan).cpu().numpy()
+        frame = pd.DataFrame(similarity, ids, ids)
         about = {"metric": "cka", "layer": layer, "n_examples": len(x)}
-        for i, j in combinations(range(len(ids)), 2):
-            pair = {"scope": "pair", "client": ids[i], "client_b": ids[j]}
-            yield {**about, **pair, "value": float(similarity[i, j])}
-        each = pd.DataFrame(similarity).mean().dropna()
+        for a, b in combinations(ids, 2):
+            pair = {"scope": "pair", "client": a, "client_b": b}
+            yield {**about, **pair, "value": frame.at[a, b]}
+        each = frame.mean().dropna()
         # over clients as a sample: of a U-statistic, to first order
         stderr = 2 * each.sem() if len(each) > 2 else None
         yield {**about, "value": each.mean(), "stderr": stderr, "n_clients": len(each)}

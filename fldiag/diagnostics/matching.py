@@ -268,6 +268,8 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     H_N and H_D are of the paper's form, or of the released code's where own data were not asked for. Blank cells: a client with
     itself, and what is not defined. Raises FldiagError for a table of several runs.
     """
+    from matplotlib.colors import LogNorm
+
     if table["run"].nunique() > 1:
         raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     rows = only(table, metric="H_N")
@@ -282,8 +284,11 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     with style.paper():
         fig, axes = style.panels(len(matrices), 2.3)
         for ax, (metric, wide) in zip(axes, matrices.items(), strict=True):
-            # robust: one odd pair shall not bleach the others
-            cells(ax, wide, robust=metric == "H_N", square=True, cbar_kws={"fraction": 0.046})
+            low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
+            # at most four decades: one odd pair shall not bleach the others
+            is_wide = metric == "H_N" and high > 100 * low > 0
+            norm = LogNorm(max(low, high * 1e-4), high) if is_wide else None
+            cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
             mean = number(rows, metric, scope="global", self_pairs=[False, None])
             ax.set(xlabel="client", ylabel="client")
             ax.set_title(f"{titles[metric]}, mean {style.number(mean, 3)}")

@@ -37,10 +37,9 @@ MANY = 100
 
 def draw(table: pd.DataFrame) -> style.Figure:
     """Bubbles over clients (x) and classes (y): their area is proportional to the number of examples, in all panels alike."""
-    from matplotlib.ticker import MaxNLocator
 
     counts = only(table, metric="count")
-    counts = counts[counts["client"].isin(spread(sorted(counts["client"].unique()), MANY))]
+    counts = only(counts, client=spread(sorted(set(counts["client"])), MANY))
     clients, classes = counts["client"].nunique(), counts["index"].nunique()
     runs = list(counts.groupby("run", sort=False))
     across = 1 if clients > 15 else min(len(runs), 3)
@@ -58,8 +57,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
             ax.scatter(rows["client"], rows["index"], s=area, linewidths=0, alpha=0.8)
             ax.set(xlabel="client", ylabel="class", ylim=(-0.7, classes - 0.3))
             ax.set_title(f"{style.plain(run)}\nlargest bubble: {largest:,.0f} examples")
-            for axis in (ax.xaxis, ax.yaxis):
-                axis.set_major_locator(MaxNLocator(20, integer=True))
+            ax.locator_params(nbins=20, integer=True)
             ax.label_outer()
     return fig
 
@@ -176,8 +174,8 @@ def _rows(counts: np.ndarray, parts: Sequence[np.ndarray], examples: int) -> Ite
 
 
 def _masked(value: float, reason: str) -> Row:
-    missing = bool(np.isnan(value))
-    return {"value": value, "masked": missing, "note": reason if missing else None}
+    is_missing = bool(np.isnan(value))
+    return {"value": value, "masked": is_missing, "note": reason if is_missing else None}
 
 
 def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:

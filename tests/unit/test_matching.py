@@ -53,6 +53,7 @@ def test_least_squares():
     # on the same data these Hessians do not depend on the weights
     assert pair(table, "H_N", 0, 1, data="global").value == pytest.approx(0, abs=1e-20)
     assert pair(table, "H_D", 0, 1, data="global").value == pytest.approx(1)
+    assert {pair(table, "H_D", 0, 1, data=data).n_examples for data in ("client", "global")} == {16}
     of = {"scope": "global", "diag_mode": "diag", "data": "client"}
     for metric, own in (("H_N", 0), ("H_D", 1)):
         value = pair(table, metric, 0, 1).value

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field, SkipValidation
 
-from fldiag.diagnostics.doctor.findings import SEVERITIES, Finding, joined
+from fldiag.diagnostics.doctor.facts import (
+    SEVERITIES,
+    Finding,
+    about_run,
+    evaluate,
+    joined,
+    read_facts,
+)
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.registry import diagnostic
@@ -28,7 +35,7 @@ def summary(rows: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     if rows["run"].nunique() > 1:
         columns.insert(0, "run")
     found = rows[rows["severity"].isin(SEVERITIES[:2])].sort_values("severity", kind="stable")
-    yield Small(found[columns].to_dict("records"), {name: name for name in columns})
+    yield Small.of(found[columns])
     unchecked = rows[rows["severity"] == "not checked"]
     for why, part in unchecked.groupby("evidence", sort=False):
         checks, runs = part["metric"].unique().tolist(), part["run"].unique().tolist()
@@ -103,7 +110,6 @@ def doctor(
 def _examine(run: Run, options: dict[str, Any], model: Any, data: Any) -> pd.DataFrame:
     """The findings on one run."""
     from fldiag.diagnostics.doctor.examples import EXAMPLE_CHECKS
-    from fldiag.diagnostics.doctor.facts import about_run, evaluate, read_facts
     from fldiag.diagnostics.doctor.weights import WEIGHT_CHECKS
 
     about = about_run(run)

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom, t
 
-from fldiag.diagnostics.doctor.facts import About, Models
-from fldiag.diagnostics.doctor.findings import Finding, Severity, joined
+from fldiag.diagnostics.doctor.facts import About, Finding, Models, Severity, joined
 from fldiag.diagnostics.doctor.weights import CLIENTS, LEVEL, ROUNDS, outliers
 from fldiag.errors import FldiagError
 from fldiag.results.select import only

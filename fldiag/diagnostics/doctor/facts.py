@@ -1,12 +1,12 @@
-"""What the checks look at. All that is read of a run is read here: its rounds, in one pass over the files; what it says of
-itself; and its models at work, each evaluated once."""
+"""What the checks look at, and how they say what they find. All that is read of a run is read here: its rounds, in one pass over
+the files; what it says of itself; and its models at work, each evaluated once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,29 @@ MEANS = ("fedavg", "fedprox", "fedbn", "moon", "fedsam", "local_sgd")
 #: Parts of names of methods whose clients keep weights of their own, or start from other models, on purpose.
 PERSONAL = ("per", "rep", "bn", "lg", "babu", "ditto", "local", "apfl", "async", "buff", "stale")
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+Severity = Literal["fault", "hint", "healthy", "not checked"]
+#: From the worst to the best. A fault is arithmetic that anybody can repeat, a hint is statistics.
+SEVERITIES: tuple[Severity, ...] = ("fault", "hint", "healthy", "not checked")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``what`` is wrong, by which numbers (``evidence``), what to do or what else explains it (``remedy``); and where."""
+
+    severity: Severity
+    what: str
+    evidence: str
+    remedy: str
+    rounds: Sequence[int] = ()
+    client: int | None = None
+    layer: str | None = None
+
+
+def joined(items: Sequence[object], most: int = 6) -> str:
+    """``1, 2, 5``, or the first of many."""
+    text = ", ".join(map(str, items[:most]))
+    return text + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 @dataclass

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from fldiag.diagnostics.doctor.facts import SAMPLED, About, RoundFacts
-from fldiag.diagnostics.doctor.findings import Finding, Severity, joined
+from fldiag.diagnostics.doctor.facts import SAMPLED, About, Finding, RoundFacts, Severity, joined
 from fldiag.errors import FldiagError
 
 #: Share of the server's step that rounding may leave unexplained, and that noise or compression may.
