@@ -109,7 +109,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     top = set(last.nlargest(MOST, "value")["layer"])
     looks = style.looks(layer for layer in means["layer"] if layer in top)
     with style.paper():
-        fig, axes = style.panels(len(METRICS), 2.15)
+        fig, axes = style.panels(len(METRICS), 2.3)
         for ax, (metric, label) in zip(axes, METRICS.items(), strict=True):
             lines(ax, {v: only(means, metric=metric, layer=v) for v in looks}, looks)
             ax.set_ylabel(label)

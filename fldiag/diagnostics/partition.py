@@ -37,7 +37,6 @@ MANY = 100
 
 def draw(table: pd.DataFrame) -> style.Figure:
     """Bubbles over clients (x) and classes (y): their area is proportional to the number of examples, in all panels alike."""
-
     counts = only(table, metric="count")
     counts = only(counts, client=spread(sorted(set(counts["client"])), MANY))
     clients, classes = counts["client"].nunique(), counts["index"].nunique()
