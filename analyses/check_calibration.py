@@ -93,7 +93,7 @@ def one(pair):
         limit = f"accuracy < baseline {sign} {100 * abs(difference):.6f}pt"
         return {
             "pair": pair,
-            "methods": check(Sides(a, b, ("a", "b")), Reader(), [], LEVEL).verdict,
+            "methods": check(Sides(a, b, ("a", "b")), Reader({}), [], LEVEL).verdict,
             "models_true_difference": fldiag.check(a[0], b[0], fail_if=[limit]).verdict,
             "models_equal": fldiag.check(a[0], b[0], fail_if=["accuracy < baseline"]).verdict,
             "true_difference": difference,

@@ -28,7 +28,7 @@ from scipy import stats
 from torch import nn
 
 import fldiag
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag_papers.study import write as write_table
 
 ROWS = "rows.csv"
@@ -305,7 +305,7 @@ def markdown(table: pd.DataFrame, lines: pd.DataFrame) -> str:
     )
     order = means["accuracy"].sort_values(ascending=False).index
     head = ["method", *(title for title, _ in columns)]
-    body = [[words.name(m), *(text(m) for _, text in columns)] for m in order]
+    body = [[style.display_name(m), *(text(m) for _, text in columns)] for m in order]
     return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *body])
 
 
@@ -347,7 +347,7 @@ def draw(table: pd.DataFrame, lines: pd.DataFrame) -> Figure:
                 ax.set_xticks([], minor=True)
             ax.set_title(title, fontsize=7.5)
             ax.grid(True, axis="x")
-        ax.set_yticks(range(len(methods)), [words.name(m) for m in methods])
+        ax.set_yticks(range(len(methods)), [style.display_name(m) for m in methods])
         ax.invert_yaxis()
         fig.suptitle(
             f"Over FedAvg's (ratios), and minus FedAvg's (accuracy): CIFAR-10, small LeNet, {ROUNDS} rounds, {len(SEEDS)} seeds",

@@ -1,6 +1,6 @@
 """Ten clients train on the digits with Flower, and fldiag records it: one file, complete.
 
-With Flower's simulation (``pip install 'fldiag[flower]' 'flwr[simulation]'``), from this folder:
+With Flower's simulation (``pip install 'fldiag[flower]'``), from this folder:
 
     python flower_digits.py
     fldiag forgetting runs/flower --model flower_digits:net

@@ -1,6 +1,6 @@
 """Three clients train a tiny BERT with transformers' Trainer, and fldiag records it: one file, complete.
 
-With ``pip install 'fldiag[transformers]'``, from this folder:
+With ``pip install 'fldiag[text]'``, from this folder:
 
     python trainer_clients.py
     fldiag forgetting runs/trainer --model trainer_clients:net

@@ -60,7 +60,7 @@ def diagnose(
             checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
             ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
             ``trainable``, ``weight_decay``, ``root``, ``download`` and
-            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]`` (``name`` of one); and
+            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]``; and
             ``executor``, for any target.
 
     Returns:
@@ -115,7 +115,7 @@ def check(
             seed.
         b: the baseline, likewise; without one, conditions compare with numbers only.
         fail_if: conditions such as ``"accuracy < baseline - 1pt"`` or ``"forgetting > 0.2"`` (see
-            ``fldiag.compare.conditions``); by default ``"accuracy < baseline"``.
+            ``fldiag.compare.check``); by default ``"accuracy < baseline"``.
         level: confidence level of the intervals; all verdicts of a check are correct together with this probability (Holm).
         allow_code: as for ``diagnose``.
         **options: ``model``, ``data``, ``root``, ``download`` and ``device``, as for ``diagnose``.

@@ -25,7 +25,7 @@ from concurrent.futures import (
     wait,
 )
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
@@ -97,20 +97,15 @@ def threads(count: int) -> Iterator[None]:
 
 # -- what a worker does
 
+Work = Callable[[Any], Any]
 
-@dataclass(frozen=True)
-class Work:
-    """``function(shared, unit)`` with so many threads of PyTorch."""
 
-    function: Callable[[Any, Any], Any]
-    shared: Any
-    threads: int
-    allowed: Set[str]
-
-    def perform(self, unit: Any) -> Any:
-        user_code.ALLOWED.update(self.allowed)
-        with full_precision(), threads(self.threads):
-            return self.function(self.shared, unit)
+def _work_on(
+    function: Callable[[Any, Any], Any], shared: Any, count: int, allowed: Set[str], unit: Any
+) -> Any:
+    user_code.ALLOWED.update(allowed)
+    with full_precision(), threads(count):
+        return function(shared, unit)
 
 
 class Missing:
@@ -130,17 +125,15 @@ def _perform(key: str, unit: Any, work: Work | None = None) -> Any:
     with _one_at_a_time:
         if work is not None:
             _keep(key, work)
-        return _work[key].perform(unit) if key in _work else Missing
+        return _work[key](unit) if key in _work else Missing
 
 
 def _end_with_parent() -> None:
     """A worker whose main process was killed would wait for units for ever."""
-    parent = multiprocessing.parent_process()
 
     def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
+        multiprocessing.parent_process().join()  # type: ignore[union-attr]
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -168,7 +161,7 @@ class Pool(contextlib.ExitStack):
         """(number of the unit, result) as they are done; the units' own exceptions are raised."""
         waiting = enumerate(units)
         if not self.slots:
-            yield from ((number, self.work.perform(unit)) for number, unit in waiting)
+            yield from ((number, self.work(unit)) for number, unit in waiting)
             return
         busy: dict[Future[Any], tuple[Executor, int, Any]] = {}
 
@@ -212,7 +205,7 @@ class Pool(contextlib.ExitStack):
             yield
         except Exception as error:
             is_dead = isinstance(error, (BrokenExecutor, CancelledError))
-            if not is_dead and type(error).__name__ != "KilledWorker":  # Dask's
+            if not is_dead and type(error).__module__ != "distributed.scheduler":
                 raise
             raise FldiagError(
                 f"{self.name(unit)}: its worker died ({first_line(error)}; out of memory?)",
@@ -225,16 +218,14 @@ def open_pool(
     function: Callable[[Any, Any], Any],
     shared: Any,
     *,
-    threads: int | None = None,
     name: Callable[[Any], str] = str,
 ) -> Pool:
-    """The pool that does units of this work.
+    """The pool that does units of this work, each with as many threads of PyTorch as there are here.
 
     Args:
         executor: see ``check_executor``.
         function: ``function(shared, unit)``, found by its name in a module.
         shared: state that all units need; goes to a worker once.
-        threads: PyTorch's threads at every unit, by default as many as here.
         name: what a unit is called in messages.
 
     Raises:
@@ -243,9 +234,9 @@ def open_pool(
     import joblib  # a sixth of a second, which a table from the store does not need
 
     kind, _, suffix = str(check_executor(executor)).partition(":")
-    allowed = frozenset(user_code.ALLOWED)
-    pool = Pool(Work(function, shared, threads or torch.get_num_threads(), allowed), name)
-    workers = max(1, joblib.cpu_count() // pool.work.threads)
+    count = torch.get_num_threads()
+    work = partial(_work_on, function, shared, count, frozenset(user_code.ALLOWED))
+    pool, workers = Pool(work, name), max(1, joblib.cpu_count() // count)
     with _safe_start():
         if not isinstance(executor, str):
             pool.slots = [executor] * WINDOW
@@ -273,6 +264,7 @@ def _process(pool: Pool) -> Executor:
 
 def _dask(pool: Pool, address: str, workers: int) -> Executor:
     """The workers of a scheduler; without an address, workers of one thread each on this machine."""
+    import dask
     import distributed
 
     local: dict[str, Any] = {
@@ -282,7 +274,10 @@ def _dask(pool: Pool, address: str, workers: int) -> Executor:
         "memory_limit": None,  # a share of it would stop a worker that holds a large model, for ever
     }
     options = {"address": address} if address else local
-    client = pool.enter_context(distributed.Client(timeout=10, set_as_default=False, **options))
+    # a local worker may not come back after its death: units would wait for ever
+    with dask.config.set({"distributed.scheduler.no-workers-timeout": "60s"}):
+        client = distributed.Client(timeout=10, set_as_default=False, **options)
+    pool.enter_context(client)
     different = set(client.run(_versions).values()) - {_versions()}
     if different:
         pool.close()
@@ -346,11 +341,11 @@ class Workspace:
         >>> list(workspace().map(divmod, 7, [2, 3]))
         [(3, 1), (2, 1)]
         """
-        units = [(function, item, options, name(item)) for item in items]
-        with open_pool(self.executor, _perform_item, shared, name=lambda unit: unit[3]) as pool:
-            results = pool.map(units)
-            for done, unit in enumerate(units):
-                self.show(done, len(units), unit[3])
+        work = partial(function, **options)
+        with open_pool(self.executor, work, shared, name=name) as pool:
+            results = pool.map(items)
+            for done, item in enumerate(items):
+                self.show(done, len(items), name(item))
                 yield next(results)
 
     def show(self, done: int, total: int, text: str) -> None:
@@ -364,11 +359,6 @@ class Workspace:
 
     def __exit__(self, *error: object) -> None:
         _current.reset(self._token)
-
-
-def _perform_item(shared: Any, unit: tuple[Callable[..., Any], Any, dict[str, Any], str]) -> Any:
-    function, item, options, _ = unit
-    return function(shared, item, **options)
 
 
 _current: ContextVar[Workspace] = ContextVar("workspace", default=Workspace())  # noqa: B039

@@ -133,8 +133,7 @@ class Diagnostic(Entry):
       that has the weights of clients; ``runs``: a list of Run.
     - ``joint``: options -> whether all targets are one subject, a list of Problem: of a plane through three.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
-      names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file,
-      or charts to turn (``.html``: ``fldiag.plotting.pages.Section``).
+      names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file.
     - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.

@@ -20,8 +20,9 @@ from fldiag import registry, user_code
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.method import Method, Part
+from fldiag.sections import ClientsSection, TrainSection
 from fldiag.training.server import Federation
-from fldiag.training.setup import Setup
+from fldiag.training.setup import Seeded, Setup
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0}
 FULL_BATCH = 10_000
@@ -156,6 +157,11 @@ def split(sizes):
 def setup(config, data, *, module=None, schedule=None):
     dataset, parts = data
     return Setup(config, dataset=dataset, parts=parts, module=module, schedule=schedule)
+
+
+def seeded(seed, total, per_round, epochs, batch_size, sampling="fixed"):
+    clients = ClientsSection(total=total, per_round=per_round, sampling=sampling)
+    return Seeded(seed, clients, TrainSection(epochs=epochs, batch_size=batch_size))
 
 
 def federation(config, data, *, module=None, schedule=None, start=None):

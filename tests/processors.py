@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parent
-#: Folders and files whose tests depend on how a processor rounds: `make test-processors` and CI run them as other ones, too.
+#: Folders and files whose tests depend on how a processor rounds: this file and the nightly workflow run them as other ones, too.
 NUMERIC = {
     "curvature",
     "diagnostics",

@@ -109,7 +109,7 @@ def traffic(config: fldiag.Config) -> pd.DataFrame:
     execute = partial(map, federation.setup.train)
     federation.round(execute)
     record, trained = federation.round(execute)
-    rows = round_rows(2, {"n": 0}, record, trained, isolated=False)
+    rows = round_rows({"n": 0}, record, trained, isolated=False)
     sent = {row["metric"]: row["value"] for row in rows}
     kept = sum(rows[0].numel() * rows.element_size() for rows in trained.state.values())
     size = record.w_g.numel() * record.w_g.element_size()

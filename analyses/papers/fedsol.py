@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 import fldiag
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 
 from . import shapes
 from .reported import Cell, cell, cells, parse, printed
@@ -57,10 +57,8 @@ def fig2(scale: Scale, seed: int) -> Rows:
 
 
 def bubbles(table: pd.DataFrame) -> Figure:
-    from fldiag.diagnostics import partition  # imports torch, without which studies are listed
-
-    data = words.data(table["trained_on"].iloc[0])
-    return partition.draw(table.assign(run=data + ", " + table["label"]))
+    data = style.display_name(table["trained_on"].iloc[0])
+    return fldiag.draw(table.assign(run=data + ", " + table["label"]), name="partition")
 
 
 # ---- what local training does
@@ -287,11 +285,11 @@ def of_table2(data: str = "", methods: tuple[str, ...] = (), **over: Any) -> Ite
 
 def draw_learning(table: pd.DataFrame) -> Figure:
     rows = table[table["question"] == "curve"]
-    rows = rows.assign(label=rows["label"].map(words.name))
+    rows = rows.assign(label=rows["label"].map(style.display_name))
     levels = printed("fedsol/table2")
     is_measured = levels["data"].isin(set(rows["trained_on"]))
     levels = levels[is_measured & (levels["setting"] == LDA_01)]
-    levels = levels.assign(label=levels["method"].map(words.name))
+    levels = levels.assign(label=levels["method"].map(style.display_name))
     levels = levels[levels["label"].isin(rows["label"])]
     is_theirs = {*levels["label"]} == {*rows["label"]}  # not where lines are variants of a method
     texts, accuracy = shapes.data_text(rows), "test accuracy [%]"

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import fldiag
-from fldiag.plotting import words
+from fldiag.plotting import style
 
 from . import shapes
 from .fedsol import bubbles, draw_landscapes, landscapes
@@ -63,7 +63,7 @@ def fig2(scale: Scale, seed: int) -> Rows:
 
 
 def draw_fig2(table: pd.DataFrame) -> Figure:
-    names = {option: words.name(option) for option in GRID}
+    names = {option: style.display_name(option) for option in GRID}
     return shapes.over(table, {**names, "lr_decay": "learning-rate decay"}, log=("lam", "rho"))
 
 
@@ -87,7 +87,7 @@ def fig5(scale: Scale, seed: int) -> Rows:
                     preset = f"fedtoga-{data}-{split}"
                     over = {**values(preset, method), "clients.total": clients}
                     run = trained(scale, protocol(scale, preset, over, seed=seed))
-                    labels = {"label": words.name(method), "method": method, "data": data}
+                    labels = {"label": style.display_name(method), "method": method, "data": data}
                     yield curve(run, **labels, panel=f"{data}, {panel}")
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 import fldiag
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag.results import files
 
 from .reported import FOLDER
@@ -232,7 +232,7 @@ def page(table: pd.DataFrame) -> str:
     """How many numbers and statements have which verdict; then what was measured: statements, and numbers by figure."""
     short = table["verdict"].str.replace("not decided.*", "undecided", regex=True)
     kind = np.where(table["statement"].isna(), "numbers", "statements")
-    paper = table["study"].str.partition("/")[0].map(words.name)
+    paper = table["study"].str.partition("/")[0].map(style.display_name)
     counts = pd.crosstab([paper.rename("paper"), pd.Series(kind, table.index, name="of")], short)
     counts = counts.reindex(columns=[v for v in VERDICTS if v in counts])
     parts = ["## Verdicts", _markdown(counts.reset_index().replace(0, ""))]
@@ -256,7 +256,7 @@ def _numbers(lines: pd.DataFrame) -> pd.DataFrame:
     std = lines["measured_std"].map(lambda s: "" if pd.isna(s) else f" ± {s:.2g}")
     columns = {
         "verdict": lines["verdict"],
-        "method": lines["method"].map(words.name),
+        "method": lines["method"].map(style.display_name),
         "setting": [", ".join(filter(None, line)) for line in settings(lines).to_numpy()],
         "number": lines["metric"].map(metric_text),
         "printed": lines["printed"],

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 
 from .reported import FEDERATION, MARKS, parse
 
@@ -60,14 +60,16 @@ def data_text(table: pd.DataFrame) -> dict[str, str]:
     """Data of the paper -> what is written: "MNIST for CIFAR-10" where others were trained on."""
     pairs = table[["data", "trained_on"]].drop_duplicates().itertuples(index=False)
     return {
-        data: words.data(data) if on == data else f"{_whole(on)} for {words.data(data)}"
+        data: style.display_name(data)
+        if on == data
+        else f"{_whole(on)} for {style.display_name(data)}"
         for data, on in pairs
     }
 
 
 def _whole(name: str) -> str:
     """The name of data of which so many images were kept, without the number."""
-    return words.data(re.sub(r"-\d+$", "", name))
+    return style.display_name(re.sub(r"-\d+$", "", name))
 
 
 def look_points(ax: Axes, x: Any, values: pd.DataFrame, look: style.Look, **line: Any) -> None:
@@ -199,8 +201,8 @@ def settings(lines: pd.DataFrame) -> pd.DataFrame:
 
 def _setting(key: str, entry: str) -> str:
     if key in ("model", "data", "partition") or not entry:
-        return words.data(entry) if key == "data" else entry
-    return f"{key} {entry}" if key in FEDERATION else f"{words.name(key)} = {entry}"
+        return style.display_name(entry) if key == "data" else entry
+    return f"{key} {entry}" if key in FEDERATION else f"{style.display_name(key)} = {entry}"
 
 
 def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
@@ -213,10 +215,12 @@ def cells(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     measured = measured.rename(columns={"mean": "measured", "std": "measured_std"}).reset_index()
     theirs = printed.rename(columns={"value": "printed", "std": "printed_std"})
     lines = measured.merge(theirs[[*KEYS, "printed", "printed_std"]], "left", KEYS)
-    differ = settings(lines).replace({words.data(k): v for k, v in data_text(table).items()})
+    differ = settings(lines).replace(
+        {style.display_name(k): v for k, v in data_text(table).items()}
+    )
     is_shared = differ.columns.isin([*FEDERATION, "model", "data"])
     metrics = lines["metric"].map(metric_text)
-    own = differ.loc[:, ~is_shared].assign(method=lines["method"].map(words.name))
+    own = differ.loc[:, ~is_shared].assign(method=lines["method"].map(style.display_name))
     shared = differ.loc[:, is_shared]
     if metrics.nunique() > 1 or shared.empty:
         shared = shared.assign(metric=metrics)

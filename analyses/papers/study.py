@@ -27,9 +27,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import fldiag
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag.results import files
-from fldiag.results.provenance import provenance
 
 STORE, OUT = Path("checkpoints/figures"), Path("figures")
 #: Beside run.json: processor seconds of every round.
@@ -257,9 +256,8 @@ def seconds(run: fldiag.Run, **labels: Any) -> pd.DataFrame:
     """``seconds_per_round``: the median of the processor time of the rounds after the first; no value for a run that was not
     trained here in one piece."""
     file = run.path / CLOCK
-    clock = json.loads(file.read_text("utf-8"))[1:] if file.is_file() else []
-    median = np.median(clock) if clock else np.nan
-    row = {"metric": "seconds_per_round", "value": median, "unit": "s"}
+    clock = json.loads(file.read_text("utf-8"))[1:] if file.is_file() else [np.nan]
+    row = {"metric": "seconds_per_round", "value": np.median(clock), "unit": "s"}
     return answer("seconds", pd.DataFrame([row]), run, **labels)
 
 
@@ -311,7 +309,7 @@ def make(study: Study, scale: Scale, out: Path = OUT) -> list[Path]:
     }
     figure = study.draw(table)
     if scale.data and about["runs"]:
-        data = f"{scale.images:,} images of {words.data(scale.data)}"
+        data = f"{scale.images:,} images of {style.display_name(scale.data)}"
         rounds = f"{table['round'].max():g} rounds, " if "round" in table else ""
         seeds = f"{len(about['seeds'])} seed{'s' * (len(about['seeds']) > 1)}"
         head(figure, f"Reduced: {data}, {rounds}{seeds}")
@@ -322,7 +320,7 @@ def write(
     table: pd.DataFrame, path: Path, about: Mapping[str, Any], figure: Figure | None = None
 ) -> list[Path]:
     """A table as csv, with a json of what it is and by which code, and its picture."""
-    tables = files.write_table(table, path, {**about, **provenance()})
+    tables = files.write_table(table, path, about)
     return tables + style.save(figure, path) if figure else tables
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 import fldiag
-from fldiag.plotting import words
+from fldiag.plotting import style
 
 from . import shapes
 from .reported import cells, printed
@@ -64,7 +64,7 @@ def sizes(name: str, presets: dict[str, str], caption: str) -> Study:
             yield counted("examples", stand_in(scale, preset, {}), **labels)
 
     def by_data(table: pd.DataFrame) -> pd.DataFrame:
-        return table.assign(method=table["data"].map(words.data), data="")
+        return table.assign(method=table["data"].map(style.display_name), data="")
 
     def draw(table: pd.DataFrame) -> Any:
         return shapes.numbers(by_data(table), by_data(printed(name)))

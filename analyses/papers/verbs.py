@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import Choice
+from rich.console import Console
+from rich.progress import Progress
 
 import fldiag
-from fldiag.cli.console import Console
-from fldiag.cli.options import Debug, Device, Download, Executor, Json, Out
 
+Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="On an error, show the traceback.", expose_value=False)
+]
 PAPERS = ("fedalign", "fedproj", "fedsol", "fedtoga")
 figures = typer.Typer()
 
@@ -29,6 +36,18 @@ def titles() -> dict[str, str]:
     return {name: f"{study.title} ({study.source})" for name, study in studies().items()}
 
 
+def progress() -> Progress:
+    """Bars on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def say(paths: list[Path], as_json: bool, **more: Any) -> None:
+    """Print the paths of what was written, the main file last; as JSON with ``more``."""
+    texts = [str(path) for path in paths]
+    print(json.dumps({**more, "paths": texts}) if as_json else "\n".join(texts))
+
+
 @figures.command(rich_help_panel="Papers")
 def reproduce(
     ids: Annotated[
@@ -39,7 +58,10 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(help="smoke (digits, minutes) or paper (the full protocol)."),
+        typer.Option(
+            click_type=Choice(["smoke", "paper"]),
+            help="smoke (digits, minutes) or paper (the full protocol).",
+        ),
     ] = "smoke",
     set_: Annotated[
         list[str] | None,
@@ -50,10 +72,14 @@ def reproduce(
     runs: Annotated[
         Path | None, typer.Option(help="Folder for the runs. Default: checkpoints/figures.")
     ] = None,
-    executor: Executor = "serial",
-    device: Device = "cpu",
-    download: Download = False,
-    json: Json = False,
+    executor: Annotated[
+        str, typer.Option(help="Where work runs: serial, processes[:N] or dask[:ADDRESS].")
+    ] = "serial",
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or mps.")] = "cpu",
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a missing public data set.")
+    ] = False,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Reproduce the papers' figures and tables. A call that was stopped goes on where it was.
@@ -67,32 +93,29 @@ def reproduce(
     if ids == ["ledger"]:
         from . import ledger
 
-        Console(json).done(*ledger.write(out or study.OUT))
+        say(ledger.write(out or study.OUT), as_json)
         return
     by_name, failures, files = studies(), [], []
     names = _selected(ids or list(PAPERS), list(by_name))
-    if scale not in study.SCALES:
-        remedy = f"choose of {', '.join(study.SCALES)}"
-        raise fldiag.FldiagError(f"unknown scale {scale!r}", remedy, usage=True)
-    console = Console(json)
-    with console.progress("figures") as bar:
-        base = study.SCALES[scale]
+    with progress() as bars:
+        bar, base = bars.add_task("training"), study.SCALES[scale]
         size = replace(
             base,
             seeds=seeds or base.seeds,
             over={**base.over, **dict(t.partition("=")[::2] for t in set_ or [])},
             training={"executor": executor, "device": device, "download": download},
             store=runs or study.STORE,
-            listen=lambda event: bar(event["round"], event["rounds"], "training"),
+            listen=lambda event: bars.update(bar, completed=event["round"], total=event["rounds"]),
         )
         for name in names:
+            bars.update(bar, description=name, completed=0)
             try:
                 files += study.make(by_name[name], size, out or study.OUT)
             except fldiag.FldiagError as error:  # does not stop the others
                 if len(names) == 1:
                     raise
                 failures.append(f"{name}: {error.what}")
-    console.done(*files)
+    say(files, as_json)
     if failures:
         what = f"{len(failures)} of {len(names)} could not be made: {'; '.join(failures)}"
         raise fldiag.FldiagError(
@@ -101,11 +124,8 @@ def reproduce(
 
 
 def _selected(ids: list[str], names: list[str]) -> list[str]:
-    """The studies called for."""
-    hits = {id: [name for name in names if id in (name, name.split("/")[0])] for id in ids}
-    for id in ids:
-        if not hits[id]:
-            raise fldiag.FldiagError(
-                f"unknown figure {id!r}", "fldiag list figures names them", usage=True
-            )
-    return list(dict.fromkeys(name for id in ids for name in hits[id]))
+    """The studies called for, by their names or their papers'."""
+    if unknown := {*ids} - {*names, *PAPERS}:
+        what = f"unknown figure {min(unknown)!r}"
+        raise fldiag.FldiagError(what, "fldiag list figures names them", usage=True)
+    return [name for name in names if {name, name.split("/")[0]} & {*ids}]

@@ -13,8 +13,8 @@ import typer
 
 from fldiag import registry
 from fldiag.cli import app as verbs
-from fldiag.cli import derived
-from fldiag.cli.inform import about
+from fldiag.cli.app import command as command_of
+from fldiag.cli.start import about
 from fldiag.config import settings
 from fldiag.results.table import COLUMNS, DESCRIPTIONS
 
@@ -230,7 +230,7 @@ def _commands(group: click.Group, name: str) -> Any:
     context = click.Context(group)
     for key in group.list_commands(context):
         is_derived = key in registry.built_in("diagnostics") and key not in group.commands
-        command = derived.command(key) if is_derived else group.get_command(context, key)
+        command = command_of(key) if is_derived else group.get_command(context, key)
         if isinstance(command, click.Group):
             yield from _commands(command, f"{name} {key}")
         else:

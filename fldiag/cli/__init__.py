@@ -8,7 +8,7 @@ import sys
 
 # in the order of ``fldiag --help``
 # isort: off
-from fldiag.cli import train, inform, diagnose, compare, files  # noqa: F401
+from fldiag.cli import start, diagnose, compare, files  # noqa: F401
 from fldiag.cli.app import app
 # isort: on
 

@@ -18,16 +18,13 @@ from fldiag.errors import FldiagError
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Exit code of a check that failed.
-FAILED = 3
-
 A = Annotated[
     str,
     typer.Argument(
         help="A run folder, a checkpoint file, or the runs of one method: a folder that holds them, or a quoted pattern."
     ),
 ]
-B = Annotated[str, typer.Argument(help="The baseline, likewise.")]
+B = Annotated[str | None, typer.Argument(help="The baseline, likewise.")]
 Level = Annotated[float, typer.Option(help="Confidence level of the intervals.")]
 #: Options of both sides.
 OPENED = ("model", "data", "allow_code", "download", "device")
@@ -37,7 +34,7 @@ OPENED = ("model", "data", "allow_code", "download", "device")
 def check(
     console: Console,
     a: A,
-    b: Annotated[str | None, typer.Argument(help="The baseline, likewise.")] = None,
+    b: B = None,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,9 +56,12 @@ def check(
     Example: fldiag check RUN MAIN --fail-if 'accuracy < baseline - 1pt'
     """
     from fldiag.compare.check import check
+    from fldiag.compare.reading import Reader
+    from fldiag.compare.sides import sides
 
     strict = options.pop("strict")
-    outcome = check(*opened(console, a, b, options), fail_if or (), level)
+    reader = Reader(options, cache=True, bar=console.progress)
+    outcome = check(sides(a, b), reader, fail_if or (), level)
     paths = show(console, outcome.table, out, a=a, b=b, verdict=outcome.verdict)
     console.say(f"verdict: {outcome.verdict}")
     console.done(*paths)
@@ -70,7 +70,7 @@ def check(
         what = f"not tested: {row['condition']}: {row['note']}"
         raise FldiagError(what, row["remedy"], usage=True)
     if outcome.verdict == "fail" or (strict and outcome.verdict == "undecided"):
-        sys.exit(FAILED)
+        sys.exit(3)
 
 
 @verb("Compare", *OPENED, "width", "format")
@@ -93,9 +93,12 @@ def diff(
     """
     from fldiag.compare import picture
     from fldiag.compare.check import diff
+    from fldiag.compare.reading import Reader
+    from fldiag.compare.sides import sides
     from fldiag.plotting import style
 
-    table = diff(*opened(console, a, b, options), number, level)
+    reader = Reader(options, cache=True, bar=console.progress)
+    table = diff(sides(a, b), reader, number, level)
     paths = show(console, table, out, a=a, b=b)
     console.done(*paths, *style.save(picture.draw(table), paths[0].with_suffix("")))
 
@@ -134,7 +137,7 @@ def report(
         if entry.name in member.tables:
             continue
         try:
-            diagnose(entry.name, [member.run], options, **console.listeners)
+            diagnose(entry.name, [member.run], options, bar=console.progress, tell=console.note)
         except FldiagError as error:
             console.note(f"{member.label}: no {entry.name}: {error}")
     members = collect(runs)
@@ -146,25 +149,17 @@ def report(
     console.done(path)
 
 
-def opened(console: Console, a: str, b: str | None, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Both sides, and what reads their numbers."""
-    from fldiag.compare.reading import Reader
-    from fldiag.compare.sides import sides
-
-    return sides(a, b), Reader(options, cache=True, bar=console.progress)
-
-
 def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:
     """Say what was asked and answered, and write the table with its provenance. Returns the files."""
-    from fldiag.compare import wording
+    from fldiag.compare import picture
     from fldiag.diagnosis.diagnose import FALLBACK, prepare
     from fldiag.results.files import write_table
-    from fldiag.results.provenance import digest, provenance
+    from fldiag.results.provenance import digest
 
     about = {**table.attrs, **sides}
     console.say("A: {}   B: {}".format(*about["labels"]))
     console.say(about["question"])
-    rows = wording.rows(table)
+    rows = picture.rows(table)
     console.table(rows)
     for text in about["notes"]:
         console.note(text)
@@ -172,4 +167,4 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     console.result |= {**about, "rows": plain.to_dict("records")}
     kind = "check" if "condition" in table else "diff"
     path = prepare(out or FALLBACK) / f"{kind}-{digest(*sides.values(), rows)[:8]}"
-    return write_table(table, path, {**provenance(), **about})
+    return write_table(table, path, about)

@@ -26,11 +26,6 @@ class Console:
         self.machine = machine
         self.result: dict[str, Any] = {}
 
-    @property
-    def listeners(self) -> dict[str, Any]:
-        """What a diagnostic shows its progress on, and tells its remarks."""
-        return {"bar": self.progress, "tell": self.note}
-
     def say(self, text: str) -> None:
         if not self.machine:
             print(printable(text))
@@ -97,23 +92,19 @@ def errors(debug: bool) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if debug or isinstance(error, (Abort, ClickException, Exit)):
             raise
-        problem = _problem(error)
-        _line("error:", problem.what)
-        if problem.remedy:
-            _line("  →", problem.remedy)
-        sys.exit(2 if problem.usage else 1)
-
-
-def _problem(error: BaseException) -> FldiagError:
-    """What is wrong, and what to do."""
-    if isinstance(error, FldiagError):
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        again = "to continue, run the same command again (a training with --resume)"
-        return FldiagError("stopped; finished work is kept", again)
-    return FldiagError(
-        f"unexpected {error_text(error)}", "run again with --debug for the traceback"
-    )
+        if isinstance(error, KeyboardInterrupt):
+            again = "to continue, run the same command again (a training with --resume)"
+            error = FldiagError("stopped; finished work is kept", again)
+        elif not isinstance(error, FldiagError):
+            what, again = (
+                f"unexpected {error_text(error)}",
+                "run again with --debug for the traceback",
+            )
+            error = FldiagError(what, again)
+        _line("error:", error.what)
+        if error.remedy:
+            _line("  →", error.remedy)
+        sys.exit(2 if error.usage else 1)
 
 
 def _line(mark: str, text: Any) -> None:

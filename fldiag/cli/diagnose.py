@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.app import verb
+from fldiag.cli.app import ask, verb
 from fldiag.cli.console import Console
-from fldiag.cli.derived import ask
 from fldiag.cli.options import Device, Download, Out, Set
 
 
@@ -36,7 +35,8 @@ def diagnose(
     from fldiag.config import parse_override
 
     options = dict(map(parse_override, set_ or []))
-    options |= {} if device == "auto" else {"device": device}
+    if device != "auto":
+        options["device"] = device
     ask(console, name, targets, options, out=out, **shared)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +65,7 @@ def _text(help: str, **more: Any) -> tuple[Any, Any]:
     return Annotated[str | None, typer.Option(help=help, **more)], None
 
 
-#: Options that a verb takes as ``**options``, or that count for whatever it calls: annotation and default.
+#: Options that a verb takes as ``**options``, or that count for whatever it calls.
 SHARED: dict[str, tuple[Any, Any]] = {
     "executor": (Executor, "serial"),
     "device": (Device, "auto"),
@@ -113,26 +113,21 @@ EVERYWHERE = ("json", "trust_file", "debug")
 ASIDE = ("width", "format", "allow_code", "trust_file", "debug")
 
 
-def parameter(
-    name: str, annotation: Any, default: Any = inspect.Parameter.empty
-) -> inspect.Parameter:
-    """A parameter of a verb."""
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
-
-
 def signed(
-    function: Callable[..., None], own: Iterable[inspect.Parameter], shared: Iterable[str]
+    function: Callable[..., None], own: Mapping[str, tuple[Any, Any]], shared: Iterable[str]
 ) -> Callable[..., None]:
-    """The function of a Console, with these parameters and shared options."""
+    """The function of a Console, with parameters of its own (annotation and default of each) and shared ones."""
 
     @functools.wraps(function)
     def run(json: bool, **values: Any) -> None:
         options = {name: value for name, value in values.items() if name not in ASIDE}
         function(Console(json), **options)
 
-    parameters = [*own, *(parameter(name, *SHARED[name]) for name in (*shared, *EVERYWHERE))]
+    options = {**own, **{name: SHARED[name] for name in (*shared, *EVERYWHERE)}}
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+        for name, (kind, default) in options.items()
+    ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run

@@ -2,21 +2,29 @@
 
 Methods are compared by a paired t over seeds. Two given models are compared by a paired bootstrap over test examples (McNemar's
 exact test where equal accuracies are asked about). Other numbers of given models are shown without a verdict.
+
+Conditions: ``accuracy < baseline - 1pt``.
+
+    NAME OPERATOR value      OPERATOR: < <= > >=      value: AMOUNT, or baseline [+|- AMOUNT]      AMOUNT: NUMBER [pt|%]
+
+``pt`` are percentage points of a share. ``%`` alone is a share (80% = 0.8); behind ``baseline`` it is relative: ``baseline + 5%``
+is 1.05 times the baseline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
-from fldiag.compare.conditions import Condition, number_of, parse
 from fldiag.compare.reading import Reader
 from fldiag.compare.sides import Member, Sides, about_of
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, unknown
 from fldiag.results import statistics
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.statistics import SEEDS, Interval
@@ -26,6 +34,16 @@ from fldiag.runs.run import Run, same_model
 #: ``error``: the number could not be computed, so nothing was tested. The worst of several comes first.
 Verdict = Literal["fail", "error", "undecided", "pass"]
 SEEDWISE = "paired t over seeds"
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+CONDITION = re.compile(
+    r"\s*(?P<name>\w+)\s*(?P<comparison>[<>]=?)\s*(?=\S)(?P<baseline>baseline(?=\s*(?:[+-]|$)))?\s*"
+    r"(?:(?P<amount>[+-]?\s*(?:\d{1,20}\.?\d{0,20}|\.\d{1,20})(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>pt|%)?)?\s*"
+)
 
 
 @dataclass(frozen=True)
@@ -130,17 +148,74 @@ def diff(sides: Sides, reader: Reader, names: Sequence[str] | None, level: float
     return table_of(rows, sides)
 
 
+# Conditions
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``number`` ``comparison`` scale * baseline + offset; without a baseline ``scale`` is 0."""
+
+    text: str
+    number: Number
+    comparison: str
+    scale: float
+    offset: float
+
+
+def parse(text: str) -> Condition:
+    """A condition of its text.
+
+    Args:
+        text: Such as ``accuracy < baseline - 1pt``.
+
+    Raises:
+        FldiagError: It is none, its number is not known, or its unit has no meaning for the number.
+
+    >>> condition = parse("accuracy < baseline - 1pt")
+    >>> condition.number.name, condition.comparison, condition.scale, condition.offset
+    ('accuracy', '<', 1.0, -0.01)
+    >>> parse("loss > baseline + 5%").scale
+    1.05
+    """
+    match = CONDITION.fullmatch(text)
+    if not match:
+        raise FldiagError(
+            f"{text[:80]!r} is not a condition",
+            "write one comparison such as accuracy < baseline - 1pt, or loss > baseline + 5%",
+            usage=True,
+        )
+    number, unit, is_relative = number_of(match["name"]), match["unit"], bool(match["baseline"])
+    is_factor = is_relative and unit == "%"
+    if unit and not number.share and not is_factor:
+        raise FldiagError(
+            f"{number.name} is not a share of 1, so {unit!r} has no meaning",
+            "leave it out, or write baseline + 5%",
+            usage=True,
+        )
+    amount = float(re.sub(r"\s", "", match["amount"] or "0")) / (100 if unit else 1)
+    scale, offset = (1 + amount, 0.0) if is_factor else (float(is_relative), amount)
+    return Condition(" ".join(text.split()), number, match["comparison"], scale, offset)
+
+
+def number_of(name: str) -> Number:
+    """The number of this name. Raises FldiagError for an unknown one."""
+    catalogue = numbers()
+    if name not in catalogue:
+        raise unknown("number", name, catalogue)
+    return catalogue[name]
+
+
 # How sure a difference is
 
 
 def samples_of(number: Number, sides: Sides, reader: Reader) -> Samples:
     """The number on both sides; without values where they cannot be compared by it."""
-    nothing = Samples(np.full(1, np.nan), np.full(1, np.nan))
+    nothing = Samples(*np.full((2, 1), np.nan))
     for run in sides.a:
         if isinstance(run, Run) and run.status == "diverged":
             why = f"{run.path.name} diverged: its weights give no numbers"
             return replace(nothing, why=why, is_broken=True)
-    is_of_examples = number.over == "examples" and not sides.has_methods
+    is_of_examples = number.source == "metrics" and not sides.has_methods
     try:
         for pair in zip(sides.a, sides.b, strict=bool(sides.b)):
             check_alike(number, *pair)
@@ -185,7 +260,7 @@ def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> li
     for sample, scale, offset in samples:
         interval = sample.difference(scale, offset, level)
         a, b = float(sample.a.mean()), float(sample.b.mean())
-        has_no_spread = sample.estimator and interval.p is None
+        is_alike = sample.estimator and interval.p is None
         rows.append(
             {
                 "value": a,
@@ -197,7 +272,7 @@ def rows_of(samples: Sequence[tuple[Samples, float, float]], level: float) -> li
                 "p": interval.p,
                 "n": len(sample.a),
                 "estimator": ", ".join(filter(None, (sample.estimator, interval.test))) or "none",
-                "note": sample.why or ("all differences are equal" if has_no_spread else ""),
+                "note": sample.why or ("all differences are equal" if is_alike else ""),
                 "masked": bool(np.isnan(a)),
             }
         )
@@ -221,12 +296,12 @@ def verdict_of(condition: Condition, sample: Samples, row: Row, level: float) ->
         return "error"
     if not is_decided(row, level):
         return "undecided"
-    return "fail" if condition.holds(row["difference"]) else "pass"
+    return "fail" if OPERATORS[condition.comparison](row["difference"], 0.0) else "pass"
 
 
 def table_of(rows: Sequence[Row], sides: Sides) -> pd.DataFrame:
     """The comparison as a result table."""
     frame = table(rows, run=sides.labels[0], baseline_run=sides.labels[1] or None)
-    about = {"question": sides.question, "notes": sides.notes, "labels": [*sides.labels]}
-    frame.attrs = {"diagnostic": "diff", **about}
+    frame.attrs = {"diagnostic": "diff", "question": sides.question}
+    frame.attrs |= {"notes": sides.notes, "labels": [*sides.labels]}
     return frame

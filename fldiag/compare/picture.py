@@ -1,17 +1,35 @@
-"""The picture of ``diff``: every difference with its interval, a row a number."""
+"""What a person sees of a comparison: its rows with their units, and the picture of ``diff``."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, names_down, need
+from fldiag.plotting.shapes import floats, names_down
 from fldiag.results.numbers import numbers
+from fldiag.results.summary import is_missing, number
+from fldiag.results.table import Row
 
+if TYPE_CHECKING:  # half a second, which the rows do not need
+    from matplotlib.figure import Figure
+
+COLUMNS = {
+    "condition": "fails if",
+    "verdict": "verdict",
+    "metric": "number",
+    "value": "A",
+    "baseline": "B",
+    "difference": "difference (interval)",
+    "better": "better",
+    "p_holm": "p (Holm)",
+    "estimator": "how",
+    "n": "n",
+    "note": "note",
+}
 #: Half intervals that the axis reaches at most: what lies farther out stands at its end.
 REACH = 6.0
 #: Who is better -> colour and marker.
@@ -35,16 +53,12 @@ def draw(table: pd.DataFrame) -> Figure:
     Raises:
         FldiagError: Another table.
     """
-    need(
-        table, ("metric", "difference", "low", "high", "better", "baseline_run"), "picture of diff"
-    )
     low, middle, high = (floats(table[c]) for c in ("low", "difference", "high"))
     sign = [1 if numbers()[name].better == "higher" else -1 for name in table["metric"]]
-    texts = [metric.replace("lambda_1", "λ₁").replace("_", " ") for metric in table["metric"]]
     with style.paper(), np.errstate(invalid="ignore", divide="ignore"):
         fig = style.figure(style.wide(), 0.9 + 0.24 * len(table), layout="constrained")
         ax = fig.subplots()
-        x = np.clip(sign * middle / ((high - low) / 2), -REACH, REACH)
+        x = np.clip(sign * middle * 2 / (high - low), -REACH, REACH)
         handles: dict[str, Any] = {}
         for better, (color, marker) in LOOKS.items():
             y = np.flatnonzero(table["better"] == better)
@@ -53,9 +67,32 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.axvline(0, color="black", linewidth=0.7, zorder=1)
         ax.set_xlim(-REACH - 1, REACH + 1)
         ax.set_xlabel("difference in half intervals\n← B is better      A is better →")
-        names_down(ax, texts, 60)
+        texts = table["metric"].str.replace("lambda_1", "λ₁").str.replace("_", " ")
+        names_down(ax, list(texts), 60)
         ax.grid(True, axis="x")
         names = (style.plain(style.shorten(table[c].iloc[0], 40)) for c in ("run", "baseline_run"))
         fig.suptitle("A: {}\nB: {}".format(*names), fontsize=7.5)
-        style.legend(fig, list(handles.values()), list(handles), title="better")
+        style.legend(fig, list(handles.values()), handles, title="better")
     return fig
+
+
+def rows(frame: pd.DataFrame) -> list[Row]:
+    """The rows of a comparison as a person reads them."""
+    texts = []
+    for row in frame.to_dict("records"):
+        cells = {**row, "difference": difference(row), "p_holm": number(row["p_holm"], 2)}
+        cells |= {key: amount(row, key) for key in ("value", "baseline")}
+        texts.append({text: cells[key] for key, text in COLUMNS.items() if key in cells})
+    return texts
+
+
+def amount(row: Mapping[str, Any], column: str, unit: str = " %") -> str:
+    """A number of the row, a share in percent."""
+    factor, unit = (100, unit) if numbers()[row["metric"]].share else (1, "")
+    return "–" if is_missing(row[column]) else number(factor * row[column], 4) + unit
+
+
+def difference(row: Mapping[str, Any]) -> str:
+    """The difference with its interval, of shares in percentage points."""
+    value, low, high = (amount(row, c, " pt") for c in ("difference", "low", "high"))
+    return value if is_missing(row["low"]) else f"{value} ({low} to {high})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +16,8 @@ from fldiag.diagnosis.diagnose import Bar, diagnose, folder_of
 from fldiag.diagnosis.options import ProblemOptions
 from fldiag.diagnosis.subjects import open_subject
 from fldiag.errors import FldiagError
-from fldiag.problem.problem import Problem
 from fldiag.results.numbers import Number
+from fldiag.results.progress import notebook_bar
 from fldiag.results.select import only
 from fldiag.runs.run import Run
 
@@ -33,12 +32,12 @@ class Reader:
         bar: Shows progress.
     """
 
-    subject_options: Mapping[str, Any] = field(default_factory=dict)
+    subject_options: Mapping[str, Any]
     cache: bool = False
-    bar: Bar = lambda title: nullcontext(lambda done, total, text: None)
+    bar: Bar = notebook_bar
     tables: dict[Any, pd.DataFrame] = field(default_factory=dict)
 
-    def samples(self, member: Member, number: Number, is_of_examples: bool = False) -> pd.Series:
+    def samples(self, member: Member, number: Number, is_of_examples: bool) -> pd.Series:
         """The number of a member.
 
         Args:
@@ -56,7 +55,10 @@ class Reader:
             if number.source == "metrics":
                 values = self._scores(member, number, is_of_examples)
             else:
-                values = self._measured(member, number)
+                rows = only(self._table(member, number), **{"scope": "global", **number.row})
+                values = rows["value"][:1].dropna().astype(float)
+                if values.empty:
+                    raise FldiagError(f"{number.source} has no such number of it")
         except FldiagError as error:
             raise FldiagError(f"{member.path.name}: {error.what}", error.remedy) from None
         if not np.isfinite(values).all():
@@ -67,43 +69,41 @@ class Reader:
     def _scores(self, member: Member, number: Number, is_of_examples: bool) -> pd.Series:
         """A number of training: what it wrote after its last round (unless model or data were named), or taken again."""
         others = (*map(self.subject_options.get, ("model", "data")), member.model, member.data)
-        is_own = all(value is None for value in others) and not is_of_examples
-        if is_own and isinstance(member, Run):
+        is_own = all(value is None for value in others)
+        if isinstance(member, Run) and is_own and not is_of_examples:
             rows = only(member.metrics, **number.row, round=member.done)
             if len(rows):
                 return rows["value"].astype(float)
-        if id(member) not in self.tables:
-            self.tables[id(member)] = self._test(member)
-        tested = self.tables[id(member)]
+        tested = self._table(member, number)
         if number.name not in tested:
             raise FldiagError("the data have no classes", "ask for the loss: loss > baseline")
         return tested[number.name] if is_of_examples else pd.Series([tested[number.name].mean()])
 
-    def _measured(self, member: Member, number: Number) -> pd.Series:
-        """A number of a diagnostic."""
+    def _table(self, member: Member, number: Number) -> pd.DataFrame:
+        """The table that holds a number: of training's numbers those of each example, of others their diagnostic's."""
         key = number.source, id(member)
         if key not in self.tables:
             options = {**number.options, **self.subject_options}
             cache = folder_of([member]) / "cache" if self.cache else None
             seen: dict[str, Any] = {"write": False, "cache": cache, "bar": self.bar}
-            self.tables[key] = diagnose(number.source, [member], options, **seen).table
-        rows = only(self.tables[key], **{"scope": "global", **number.row})[:1]
-        values = rows["value"].dropna().astype(float)
-        if values.empty:
-            raise FldiagError(f"{number.source} has no such number of it")
-        return values
+            self.tables[key] = (
+                self._test(member)
+                if number.source == "metrics"
+                else diagnose(number.source, [member], options, **seen).table
+            )
+        return self.tables[key]
 
     @full_precision()
     def _test(self, member: Member) -> pd.DataFrame:
         """``loss`` of the last global model on each test example (of examples that were given, on these), and ``accuracy``:
         whether it is right, where there are classes."""
         try:
-            problem = open_subject(member, ProblemOptions(slice="test", **self.subject_options))
+            options = ProblemOptions(slice="test", **self.subject_options)
+            problem: Any = open_subject(member, options)
         except FldiagError:
             if self.subject_options.get("data") is None and member.data is None:
                 raise
             problem = open_subject(member, ProblemOptions(**self.subject_options))
-        assert isinstance(problem, Problem)
         scores, (_, y) = problem.scores(), problem.outputs()
         if scores.each is None or not isinstance(y, Tensor):
             raise FldiagError("the loss is not a mean over examples", "give one label an example")

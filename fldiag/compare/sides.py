@@ -99,9 +99,9 @@ def members_of(side: Any) -> list[Member]:
     if isinstance(side, (list, tuple)):
         return [member for one in side for member in members_of(one)]
     if isinstance(side, (str, Path)):
-        runs = sorted(glob.glob(f"{glob.escape(str(side))}/*/run.json"))
+        runs = sorted(Path(side).glob("*/run.json"))
         if runs and not os.path.exists(f"{side}/run.json"):
-            return [Run.open(Path(file).parent) for file in runs]
+            return [Run.open(file.parent) for file in runs]
         if not os.path.exists(side) and (matches := sorted(glob.glob(str(side)))):
             return members_of(matches)
     return [side if isinstance(side, (Run, Checkpoint)) else load(side)]
@@ -110,8 +110,7 @@ def members_of(side: Any) -> list[Member]:
 def label(members: Sequence[Member]) -> str:
     """A short name of a side: its run or file, or the folder of its runs."""
     path = members[0].path
-    is_one = len(members) == 1
-    return path.name if is_one else f"{path.absolute().parent.name} ({len(members)} runs)"
+    return f"{path.absolute().parent.name} ({len(members)} runs)" if members[1:] else path.name
 
 
 def about_of(member: Member) -> dict[str, Any]:

@@ -24,6 +24,14 @@ Batch = Callable[[Mapping[str, Tensor]], tuple[Any, Callable[[Any], Tensor]]]
 Product = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
 
 
+def pull_back(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence[Tensor]
+) -> tuple[Any, ...]:
+    """J^T v with the derivative J of outputs in the leaves, as that of <outputs, v>: ``grad`` with vectors would import sympy."""
+    inner: Any = sum((out * v).sum() for out, v in zip(outputs, vectors, strict=True))
+    return grad(inner, leaves, retain_graph=True, allow_unused=True)
+
+
 def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
     """Products with the Hessian of ``loss(z)`` in the leaves, from which z was computed."""
     slopes = grad(loss(z), leaves, create_graph=True, allow_unused=True)
@@ -32,8 +40,7 @@ def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Sequence[Tens
     def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
         if not curved:  # linear in the weights
             return [None] * len(leaves)
-        outputs, vectors = [slopes[i] for i in curved], [v[i] for i in curved]
-        return grad(outputs, leaves, vectors, retain_graph=True, allow_unused=True)
+        return pull_back([slopes[i] for i in curved], leaves, [v[i] for i in curved])
 
     return product
 
@@ -42,15 +49,14 @@ def ggn_product(z: Tensor, loss: Callable[[Any], Tensor], leaves: Sequence[Tenso
     """Products with J^T H_L J: J is the derivative of z in the leaves, H_L the Hessian of the loss in z."""
     at, u = z.detach().requires_grad_(), torch.zeros_like(z).requires_grad_()
     slope = grad(loss(at), at, create_graph=True)[0]
-    back = grad(z, leaves, u, create_graph=True, allow_unused=True)  # J^T u, linear in u
+    back = grad((z * u).sum(), leaves, create_graph=True, allow_unused=True)  # J^T u, linear in u
     used = [i for i, b in enumerate(back) if b is not None]
 
     def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
         if not slope.requires_grad:  # linear in the outputs
             return [None] * len(leaves)
-        jv = grad([back[i] for i in used], u, [v[i] for i in used], retain_graph=True)[0]
-        curved = grad(slope, at, jv, retain_graph=True)[0]
-        return grad(z, leaves, curved, retain_graph=True, allow_unused=True)
+        jv = pull_back([back[i] for i in used], [u], [v[i] for i in used])
+        return pull_back([z], leaves, pull_back([slope], [at], jv))
 
     return product
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import uuid
@@ -18,16 +17,16 @@ import torch
 from fldiag import registry, user_code
 from fldiag.device import device_of, full_precision
 from fldiag.diagnosis.options import BY_SUBJECT, SubjectOptions, plain
-from fldiag.diagnosis.subjects import Subject, Target, members, open_subjects, remarks
+from fldiag.diagnosis.subjects import Subject, Target, open_subjects, remarks
 from fldiag.errors import FldiagError, nearest
 from fldiag.execution import Workspace
-from fldiag.plotting import pages, style
-from fldiag.problem.problem import Problem, code_of
+from fldiag.plotting import style
+from fldiag.problem.problem import code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
-from fldiag.results.files import sha256
+from fldiag.results.files import get_table, put_table, sha256
+from fldiag.results.progress import notebook_bar
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.store import get_table, put_table
 from fldiag.results.summary import Item, Small, standing
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
@@ -53,9 +52,8 @@ class Answer:
         """What a person reads first; of a diagnostic without a summary the first rows."""
         if self.entry.summary is not None:
             return [*self.entry.summary(self.table, self.options), *standing(self.table)]
-        rows = self.table.head(40).dropna(axis=1, how="all").astype(object)
-        small = Small(rows.where(rows.notna(), None).to_dict("records"), {c: c for c in rows})
-        return [small, *standing(self.table)]
+        rows = self.table.head(40).dropna(axis=1, how="all")
+        return [Small.of(rows), *standing(self.table)]
 
 
 @full_precision()
@@ -67,7 +65,7 @@ def diagnose(
     out: Path | None = None,
     write: bool = True,
     cache: Path | None = None,
-    bar: Bar = lambda title: contextlib.nullcontext(lambda done, total, text: None),
+    bar: Bar = notebook_bar,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Answer:
     """Measure, keep, write and draw.
@@ -90,40 +88,46 @@ def diagnose(
     """
     entry = find_diagnostic(name)
     options, subject_options = split_options(entry, values)
-    subjects = open_subjects(entry, options, targets, subject_options)
-    has_vectors = options.get("save_vectors")  # in a file of their own, and not in the store
-    if len(subjects) > 1 and has_vectors:
-        raise FldiagError("vectors are saved of one checkpoint at a time", usage=True)
+    subjects = open_subjects(entry, targets, subject_options)
+    is_joint = entry.on in ("runs", "checkpoints") or entry.joint(options)
     for text in dict.fromkeys(text for subject in subjects for text in remarks(subject)):
         tell(text)
-    folder = out or folder_of(source_of(m) for s in subjects for m in members(s))
+    folder = out or folder_of(map(source_of, subjects))
     if write:
-        prepare(folder)
-        cache = folder / "cache"
-    store = None if has_vectors else cache
-    questions = [digest(entry.name, identity(subject), options) for subject in subjects]
-    tables: list[pd.DataFrame] = []
+        cache = prepare(folder) / "cache"
+    if options.get("save_vectors"):  # in a file of their own, and not in the store
+        cache = None
+        if len(subjects) > 1:
+            raise FldiagError("vectors are saved of one checkpoint at a time", usage=True)
+    questions, tables = list[str](), list[pd.DataFrame]()
     with bar(entry.name) as progress, Workspace(subject_options.executor, progress) as workspace:
         workspace.show(0, 1, entry.name)
-        for subject, question in zip(subjects, questions, strict=True):
-            about = origin(subject, options)
-            key = digest(question, about, code_of_plugin(entry))
-            table = store and get_table(store, key)
+        for group in [subjects] if is_joint else [[subject] for subject in subjects]:
+            identities = [identity(subject, is_joint) for subject in group]
+            questions.append(digest(entry.name, identities, options))
+            about = provenance(
+                dtype=getattr(group[0], "dtype", None),
+                device=getattr(group[0], "device", options.get("device")),
+                seed=options.get("seed"),
+            )
+            key = digest(questions[-1], about, code_of_plugin(entry))
+            table = get_table(cache, key) if cache else None
             if table is None:
                 with torch.autocast(torch.device(about["device"]).type, enabled=False):
-                    table = check(entry.build(subject, **options))
-                if store is not None:
-                    try:
-                        put_table(store, key, table, {**about, "options": plain(options)})
-                    except FldiagError as error:  # the answer is there, and may have room elsewhere
-                        tell(f"the table of {name} is not kept for later: {error.what}")
+                    table = check(entry.build(group if is_joint else group[0], **options))
+                try:
+                    if cache:
+                        put_table(cache, key, table, {**about, "options": plain(options)})
+                except FldiagError as error:  # the answer is there, and may have room elsewhere
+                    tell(f"the table of {name} is not kept for later: {error.what}")
             tables.append(table)
     table = tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
     table.attrs = {**tables[0].attrs, "diagnostic": entry.name, "options": plain(options)}
     answer = Answer(entry, table, options)
     if write:
         stem = f"{entry.name.replace(':', '-')}-{digest(*questions)[:8]}"
-        write_files(answer, folder / stem, describe(subjects, options, values))
+        about |= {**describe(subjects), "options": {**plain(values), **plain(options)}}
+        write_files(answer, folder / stem, about)
     return answer
 
 
@@ -146,11 +150,10 @@ def split_options(
     """
     schema, own, title = BY_SUBJECT[entry.on], entry.options, f"{entry.kind} {entry.name!r}"
     names = {*own.model_fields, *schema.model_fields}
-    if unknown := [name for name in values if name not in names]:
-        remedy = nearest(unknown[0], names)
-        raise FldiagError(f"{title}: unknown key {unknown[0]!r}", remedy, usage=True)
-    of_subject = {k: v for k, v in values.items() if k not in own.model_fields and v is not None}
+    for name in values.keys() - names:
+        raise FldiagError(f"{title}: unknown key {name!r}", nearest(name, names), usage=True)
     own_values = {k: v for k, v in values.items() if k in own.model_fields}
+    of_subject = {k: v for k, v in values.items() if k not in own_values and v is not None}
     options = dict(registry.parse(own, own_values, title))
     # decided here, so that the store tells the answers apart
     if "device" in options:
@@ -160,52 +163,42 @@ def split_options(
     return options, registry.parse(schema, of_subject, title)
 
 
-def identity(subject: Subject) -> list[Any]:
-    """What tells subjects apart: weights, model, data, labels and names; of a run what its files hold now, damaged or not."""
-    if isinstance(subject, (Problem, History)):
-        return [subject.digest(), subject.common]
-    parts: list[Any] = []
-    for member in subject:
-        if isinstance(member, Problem):  # also what else is stored with it: a plane may lead there
-            checkpoint = member.checkpoint and member.checkpoint.sha256
-            parts.append([identity(member), checkpoint, member.run and member.run.files])
-        else:
-            paths = {name: member.path / name for name in member.files}
-            contents = {name: sha256(path) for name, path in paths.items() if path.is_file()}
-            parts += [member.name, member.about, member.records, contents]
-            for thing in (member.model, member.data):  # somebody's objects are not read again
-                is_name = isinstance(thing, (str, type(None)))
-                parts.append(thing if is_name else uuid.uuid4().hex)
-    return parts
+def identity(subject: Subject, is_joint: bool) -> list[Any]:
+    """What tells subjects apart: weights, model, data, labels and names; of a run what its files hold now, damaged or not.
+
+    Of a trajectory or a plane also what else is stored in the run, for it may lead there.
+    """
+    if not isinstance(subject, Run):
+        return [subject.digest(), subject.common, is_joint and subject.run and subject.run.files]
+    paths = {name: subject.path / name for name in subject.files}
+    contents = {name: sha256(path) for name, path in paths.items() if path.is_file()}
+    objects = (subject.model, subject.data)  # somebody's objects are not read again
+    names = [x if isinstance(x, (str, type(None))) else uuid.uuid4().hex for x in objects]
+    return [subject.name, subject.about, subject.records, contents, names]
 
 
 def code_of_plugin(entry: Diagnostic) -> Any:
     """The source of a diagnostic that is not fldiag's own; the code of that one is its version."""
     module = entry.build.__module__
-    if module.split(".")[0] == "fldiag":
+    if module.startswith("fldiag."):
         return None
-    source = getattr(sys.modules.get(module), "__file__", None)
+    source = getattr(sys.modules[module], "__file__", None)
     return Path(source).read_bytes() if source else code_of(entry.build)
-
-
-def origin(subject: Subject, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The provenance of what is computed from this subject."""
-    first = members(subject)[0]
-    device = getattr(first, "device", options.get("device"))
-    return provenance(dtype=getattr(first, "dtype", None), device=device, seed=options.get("seed"))
 
 
 # -- files
 
 
-def source_of(member: Problem | History | Run) -> Run | Checkpoint | None:
+def source_of(subject: Subject) -> Run | Checkpoint | None:
     """What weights or rounds were opened from."""
-    return member if isinstance(member, Run) else member.run or getattr(member, "checkpoint", None)
+    return (
+        subject if isinstance(subject, Run) else subject.run or getattr(subject, "checkpoint", None)
+    )
 
 
 def folder_of(sources: Iterable[Run | Checkpoint | None]) -> Path:
     """The ``diagnostics`` folder of the one run that these belong to, or ``fldiag-out`` in the working directory."""
-    paths = {source.path for source in sources if source is not None}
+    paths = {source.path for source in sources if source}
     runs = {path.parent.parent if path.parent.name == "rounds" else path for path in paths}
     run = runs.pop() if len(runs) == 1 else FALLBACK
     is_run = (run / "run.json").is_file() and os.access(run, os.W_OK)
@@ -221,32 +214,30 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def describe(
-    subjects: Sequence[Subject], options: Mapping[str, Any], values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What the json beside a table says: the files that were read with their sha256, and all options."""
-    about, checkpoints = origin(subjects[0], options), dict[str, Any]()
-    for member in (m for subject in subjects for m in members(subject)):
-        source = source_of(member)
+def describe(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """What the json beside a table says of subjects: their run, and the files that were read with their sha256."""
+    about, checkpoints = dict[str, Any](), dict[str, Any]()
+    for subject in subjects:
+        source = source_of(subject)
         if isinstance(source, Run):
             about |= {"run": source.path.name, "config": source.about["hash"]}
-        if isinstance(member, History):
-            checkpoints |= member.files
-        elif isinstance(member, Run):
-            file = member.round_file(member.rounds[-1])
-            checkpoints[member.name] = {"file": file, "sha256": member.files[file]}
+        if isinstance(subject, History):
+            checkpoints |= subject.files
+        elif isinstance(subject, Run):
+            file = subject.round_file(subject.rounds[-1])
+            checkpoints[subject.name] = {"file": file, "sha256": subject.files[file]}
         else:
-            stored = member.checkpoint
+            stored = subject.checkpoint
             read = {"file": stored.path.name, "sha256": stored.sha256} if stored else {}
-            seen = {"slice": member.slice_name, "n": member.n, "inputs": member.inputs}
-            checkpoints[member.name] = {**read, **seen}
-    return {**about, "checkpoints": checkpoints, "options": {**plain(values), **plain(options)}}
+            seen = {"slice": subject.slice_name, "n": subject.n, "inputs": subject.inputs}
+            checkpoints[subject.name] = {**read, **seen}
+    return {**about, "checkpoints": checkpoints}
 
 
 def write_files(answer: Answer, path: Path, about: Mapping[str, Any]) -> None:
     """Write table, pictures and provenance under a path without ending, unless the very same lie there and are whole."""
-    sheet = style.sheet()
-    about = {"diagnostic": answer.entry.name, **about, "sheet": [sheet.width, *sheet.formats]}
+    width, formats = style.SHEET.get()
+    about = {"diagnostic": answer.entry.name, **about, "sheet": [width, *formats]}
     answer.files = files_there(path, about)
     if not answer.files:
         drawn = pictures(answer.entry, answer.table, path)
@@ -260,13 +251,11 @@ def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
     try:
         note = files.read_json(json)
         digests = {note["table"]["file"]: note["table"]["sha256"], **note["pictures"]}
-        paths = [path.with_name(name) for name in digests]
-        is_whole = [sha256(file) for file in paths] == list(digests.values())
-        is_same = files.json_digest({key: note[key] for key in about}) == files.json_digest(about)
-    except (OSError, ValueError, KeyError, FldiagError):
+        is_whole = all(sha256(path.with_name(name)) == digests[name] for name in digests)
+    except (OSError, KeyError, FldiagError):
         return []
-    is_dirty = str(about["commit"]).endswith("-dirty")
-    return [json, *paths] if is_whole and is_same and not is_dirty else []
+    is_same = about.items() <= note.items() and not str(about["commit"]).endswith("-dirty")
+    return [json, *map(path.with_name, digests)] if is_whole and is_same else []
 
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
@@ -275,9 +264,7 @@ def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
 
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
-        picture, target = draw(table), path.with_name(path.name + ending)
-        if isinstance(picture, pages.Section):
-            picture = pages.render(picture.title, "", [picture])
+        picture, target = draw(table), files.beside(path, ending)
         if isinstance(picture, Figure):
             paths += style.save(picture, target)
         elif picture is not None:

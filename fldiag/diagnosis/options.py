@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -14,6 +14,34 @@ from pydantic import AfterValidator, Field
 from fldiag.errors import FldiagError
 from fldiag.execution import check_executor
 from fldiag.sections import read_normalisation
+
+
+def size(memory: str | int) -> int:
+    """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else, and for less than a thousand
+    where the unit may have been forgotten.
+
+    >>> size("500M"), size("2GiB")
+    (524288000, 2147483648)
+    """
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]?)i?b?", str(memory).strip().lower())
+    count = int(float(match[1]) * 1024 ** " kmg".index(match[2] or " ")) if match else 0
+    if count < (1024 if isinstance(memory, str) else 1):
+        what = f"memory = {memory!r} is {f'{count:,} bytes' if match else 'no size'}"
+        raise FldiagError(what, "give such as 500M or 2G, or at least 1k", usage=True)
+    return count
+
+
+def read_names(text: str | Sequence[str]) -> list[str]:
+    """Names of text with commas, or of a list. Raises FldiagError for an empty one, and for one twice.
+
+    >>> read_names("FedAvg, Ours")
+    ['FedAvg', 'Ours']
+    """
+    names = [name.strip() for name in (text.split(",") if isinstance(text, str) else text)]
+    if not all(names) or len(set(names)) < len(names):
+        what = f"names = {','.join(names)!r} has an empty name, or one name twice"
+        raise FldiagError(what, "give each target a name of its own", usage=True)
+    return names
 
 
 class SubjectOptions(pydantic.BaseModel):
@@ -25,14 +53,10 @@ class SubjectOptions(pydantic.BaseModel):
         "serial",
         description="Where work runs: serial, processes[:N] or dask[:ADDRESS].",
     )
-    names: Annotated[Any, AfterValidator(lambda value: read_names(value))] = Field(
+    names: Annotated[Any, AfterValidator(read_names)] = Field(
         None,
         description="Names of the targets in tables and pictures, in their order, such as FedAvg,Ours.",
     )
-
-    def values(self, *, without: Collection[str] = ()) -> dict[str, Any]:
-        """The options that were set, by name."""
-        return {k: v for k, v in self if k in self.model_fields_set and k not in without}
 
 
 class OpenedOptions(SubjectOptions):
@@ -46,7 +70,7 @@ class OpenedOptions(SubjectOptions):
     precision: Literal["fp32", "fp64"] = Field(
         "fp32", description="Precision of the computation: fp32 or fp64."
     )
-    memory: Annotated[Any, AfterValidator(lambda value: size(value))] = Field(
+    memory: Annotated[Any, AfterValidator(size)] = Field(
         None,
         description="Memory limit for batches, graphs and bases of vectors, such as 500M (default 2G); "
         "model, data and single vectors are not counted.",
@@ -68,7 +92,6 @@ class OpenedOptions(SubjectOptions):
     root: Any = Field(None, description="Folder that holds the data (default $FLDIAG_DATA).")
     download: bool = Field(False, description="Download a missing public data set.")
     device: Any = Field("auto", description="Device: auto, cpu, cuda, cuda:N or mps.")
-    name: str | None = Field(None, description="Name of the subject in the table.")
 
 
 class ProblemOptions(OpenedOptions):
@@ -125,35 +148,6 @@ BY_SUBJECT: dict[str, type[SubjectOptions]] = {
     "clients": HistoryOptions,
     "runs": SubjectOptions,
 }
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
-
-
-def size(memory: str | int) -> int:
-    """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else, and for less than a thousand
-    where the unit may have been forgotten.
-
-    >>> size("500M"), size("2GiB")
-    (524288000, 2147483648)
-    """
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]?)i?b?", str(memory).strip().lower())
-    count = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if count < (1024 if isinstance(memory, str) else 1):
-        what = f"memory = {memory!r} is {f'{count:,} bytes' if match else 'no size'}"
-        raise FldiagError(what, "give such as 500M or 2G, or at least 1k", usage=True)
-    return count
-
-
-def read_names(text: str | Sequence[str]) -> list[str]:
-    """Names of text with commas, or of a list. Raises FldiagError for an empty one, and for one twice.
-
-    >>> read_names("FedAvg, Ours")
-    ['FedAvg', 'Ours']
-    """
-    names = [name.strip() for name in (text.split(",") if isinstance(text, str) else text)]
-    if not all(names) or len(set(names)) < len(names):
-        what = f"names = {','.join(names)!r} has an empty name, or one name twice"
-        raise FldiagError(what, "give each target a name of its own", usage=True)
-    return names
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

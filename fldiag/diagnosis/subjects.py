@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -22,16 +23,15 @@ from fldiag.diagnosis.options import (
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
-from fldiag.runs.checkpoint import Checkpoint, is_pretrained, trust_files
+from fldiag.runs.checkpoint import Checkpoint, trust_files, weights_file
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run, open_checkpoint, select_rounds
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 #: What a question can be about.
 Target = Run | Checkpoint | Problem | History
-#: What a diagnostic measures.
-Subject = Problem | History | Sequence[Run] | Sequence[Problem]
+#: What a diagnostic measures, one of these or a list of them.
+Subject = Run | Problem | History
 
 
 def load(
@@ -69,9 +69,9 @@ def load(
     if trust_file:
         trust_files()
     path = path.parent if path.name == "run.json" else path
-    if os.path.isdir(path) and not is_pretrained(path):
-        return with_overrides(Run.open(path), model, data, key)
-    return replace(open_checkpoint(path, key), model=model, data=data)
+    is_run = os.path.isdir(weights_file(path))
+    target = Run.open(path) if is_run else open_checkpoint(path, key)
+    return with_overrides(target, model, data, key)
 
 
 def with_overrides(
@@ -92,16 +92,12 @@ def with_overrides(
 
 
 def open_subjects(
-    entry: Diagnostic,
-    own_options: Mapping[str, Any],
-    targets: Sequence[Target | str | Path],
-    options: SubjectOptions,
+    entry: Diagnostic, targets: Sequence[Target | str | Path], options: SubjectOptions
 ) -> list[Subject]:
-    """What the diagnostic measures, one after the other.
+    """What the diagnostic measures, each under a name of its own.
 
     Args:
         entry: the diagnostic.
-        own_options: its own options.
         targets: runs, checkpoints, Problems or a History, as the diagnostic takes them, or paths.
         options: of the targets.
 
@@ -117,29 +113,27 @@ def open_subjects(
     if len(names) != len(targets):
         what = f"names = {','.join(names)!r} has {len(names)} names for {len(targets)} targets"
         raise FldiagError(what, "give a name for each, with commas between them", usage=True)
-    subjects: list[Any] = []
-    for target in targets:
-        if isinstance(target, (str, Path)):
-            target = load(target, key=getattr(options, "key", None))
-        subjects.append(open_subject(target, options, entry.name))
-    opened = [subject.name for subject in subjects]
+    subjects = [open_subject(target, options, entry.name) for target in targets]
+    counts = Counter(subject.name for subject in subjects)
     for number, (subject, name) in enumerate(zip(subjects, names, strict=True), start=1):
-        is_one = opened.count(subject.name) == 1 or isinstance(targets[number - 1], Problem)
-        subject.name = name or (subject.name if is_one else f"{subject.name} ({number})")
-    is_joint = entry.on in ("runs", "checkpoints") or entry.joint(own_options)
-    return [subjects] if is_joint else subjects
+        if counts[subject.name] > 1 and subject not in targets:
+            subject.name += f" ({number})"
+        subject.name = name or subject.name
+    return subjects
 
 
-def open_subject(
-    target: Any, options: SubjectOptions, diagnostic: str = ""
-) -> Problem | History | Run:
+def open_subject(target: Any, options: SubjectOptions, diagnostic: str = "") -> Subject:
     """The one door: the loss around weights, the stored rounds of a run, or the run itself. The class of the options says which.
 
     Raises FldiagError for what cannot be opened, and for an option that would change nothing.
     """
+    if isinstance(target, (str, Path)):
+        target = load(target, key=getattr(options, "key", None))
     kind = Problem if isinstance(options, ProblemOptions) else History
+    named = options.model_fields_set - {"executor", "names"}
+    values = {name: value for name, value in options if name in named}
     if isinstance(target, kind) and isinstance(options, OpenedOptions):
-        for name, value in options.values(without=("executor", "names")).items():
+        for name, value in values.items():
             what = f"option {name} = {value!r} has no effect on a {kind.__name__}, which has its weights and data"
             raise FldiagError(what, "leave it out, or set it where that is created", usage=True)
         return target
@@ -149,36 +143,29 @@ def open_subject(
         raise FldiagError(what, "give a run" if kind is History else remedy, usage=True)
     if not isinstance(options, OpenedOptions):
         return copy(target)  # type: ignore[return-value]
-    aside = ("executor", "names", "precision", "model", "data", "key", "round")
-    values = {"dtype": DTYPES[options.precision], **options.values(without=aside)}
-    target = with_overrides(target, options.model, options.data, getattr(options, "key", None))
+    is_double = values.pop("precision", "") == "fp64"
+    values["dtype"] = torch.float64 if is_double else torch.float32
+    key, round = (values.pop(name, None) for name in ("key", "round"))
+    target = with_overrides(target, values.pop("model", None), values.pop("data", None), key)
     if isinstance(options, HistoryOptions):
         values["rounds"] = select_rounds(options.rounds, target.rounds)
-        return History(target, model=target.model, data=target.data, **values)
-    round = getattr(options, "round", None)
+        return History(target, **values)
     if round is not None and isinstance(target, Checkpoint):
         what = f"round = {round} chooses a checkpoint of a run, but {target.path} is one checkpoint"
         raise FldiagError(what, "leave it out, or give the run's folder", usage=True)
     return open_problem(target if round is None else target.checkpoint(round), **values)
 
 
-def members(subject: Subject) -> Sequence[Problem | History | Run]:
-    """The weights or runs that a subject consists of."""
-    return [subject] if isinstance(subject, (Problem, History)) else subject
-
-
 def remarks(subject: Subject) -> list[str]:
     """How data of one's own are seen, what a loss is the mean of, and where frozen parameters are counted as weights."""
     if isinstance(subject, History):
         return [] if subject.alone else data_sets.remarks(subject.dataset)
-    texts: list[str] = []
-    for problem in (member for member in members(subject) if isinstance(member, Problem)):
-        # of one's own data, the probe sees what the targets look like
-        if problem.inputs == "as passed" and bool(problem.w.isfinite().all()):
-            problem.probe()
-        texts += problem.remarks
-        frozen = sum(p.numel() for p in problem.module.parameters() if not p.requires_grad)
-        if frozen:
-            how = "constants" if problem.frozen else "weights (--trainable: as constants)"
-            texts.append(f"{problem.name}: {frozen:,} frozen parameters count as {how}")
-    return texts
+    if isinstance(subject, Run):
+        return []
+    # of one's own data, the probe sees what the targets look like
+    if subject.inputs == "as passed" and bool(subject.w.isfinite().all()):
+        subject.probe()
+    frozen = sum(p.numel() for p in subject.module.parameters() if not p.requires_grad)
+    how = "constants" if subject.trainable else "weights (--trainable: as constants)"
+    text = f"{subject.name}: {frozen:,} frozen parameters count as {how}"
+    return [*subject.remarks, text] if frozen else subject.remarks

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fldiag.curvature.lanczos import EigenPairs
-from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
@@ -21,13 +19,10 @@ from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Say, Small, missing_notes
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
 from fldiag.sections import EveryRound, Seed, Tol
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5
@@ -42,41 +37,28 @@ TERMS = {"linear": "linear: gᵀd", "quadratic": "quadratic: dᵀHd / 2", "rest"
 
 
 def round_rows(
-    history: History,
-    stored: Stored,
-    slice_name: str,
-    k: int,
-    tol: float,
-    max_products: int,
-    seed: int,
+    history: History, stored: Stored, slice_name: str, k: int, **options: Any
 ) -> list[Row]:
     """The account of one round's updates."""
-    stretch, show = history.stretch(slice_name), workspace().show
+    stretch = history.stretch(slice_name)
     problem = history.problem(stored.start, stretch, slice_name)
-    before = problem.centre
-    if not np.isfinite(before.loss):
-        what = f"round {stored.round}: the loss of the received weights on {slice_name} is {before.loss}"
-        raise FldiagError(what, "choose earlier rounds")
-    g, hessian, pairs = problem.gradient(), problem.hessian(), None
-    if k:
-        options: dict[str, Any] = {"tol": tol, "max_products": max_products, "seed": seed}
-        pairs = eigenpairs(problem, min(k, problem.layout.size), progress=show, **options)
+    before, g, hessian = problem.centre, problem.gradient(), problem.hessian()
+    options["progress"], k = workspace().show, min(k, problem.layout.size)
+    pairs = eigenpairs(problem, k, **options) if k else None
     whole: Row = {"moment": "aggregated", "scope": "global"}
     client: Row = {"moment": "trained", "scope": "client"}
     ends: list[tuple[Row, Weights]] = [
         *(({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)),
-        (whole, (stored.aggregated, stored.buffers)),
+        (whole, stored.end),
     ]
     rows: list[Row] = [{**whole, **row, "moment": "received"} for row in before.rows(problem)]
     updates: list[Tensor] = []
-    for i, (about, (w, buffers)) in enumerate(ends):
-        show(i, len(ends), "updates")
+    for about, (w, buffers) in ends:
         d = (w - stored.start[0]).double()
         # with buffers of its own an update is not all that changed: their effect is in the rest
-        end = history.problem((w, buffers), stretch, slice_name) if buffers else None
-        after = end.scores() if end else problem.scores(problem.w.double() + d)
-        change, curved = after.loss - before.loss, hessian(d)
+        after, curved = problem.scores(w, buffers), hessian(d)
         terms = {"linear": float(g @ d), "quadratic": 0.5 * float(d @ curved)}
+        change = after.loss - before.loss
         exact = {"change": change, **terms, "rest": change - sum(terms.values())}
         parts = [{"metric": m, "value": v, "estimator": "exact"} for m, v in exact.items()]
         parts += eigen_rows(pairs, g, d, terms) if pairs else []
@@ -101,66 +83,63 @@ def eigen_rows(
     vectors, values = pairs.vectors.double(), torch.as_tensor(pairs.values).to(d)
     along = vectors @ d
     each = {"linear": (vectors @ g) * along, "quadratic": values * along**2 / 2}
+    errors = {"residual": pairs.residuals, "converged": pairs.converged}
+    top = pd.DataFrame({"eigenvalue": pairs.values, **errors})
+    top["index"] = top.index + 1
     for metric, numbers in each.items():
-        common: Row = {"metric": metric, "estimator": "eigen"}
-        for i, value in enumerate(numbers.tolist()):
-            row = {"index": i + 1, "value": value, "eigenvalue": float(values[i])}
-            row |= {"residual": pairs.residuals[i], "converged": bool(pairs.converged[i])}
-            yield {**common, **row}
-        yield {**common, "index": 0, "value": terms[metric] - float(numbers.sum())}
+        about: Row = {"metric": metric, "estimator": "eigen"}
+        yield from top.assign(**about, value=numbers.tolist()).to_dict("records")
+        yield {**about, "index": 0, "value": terms[metric] - float(numbers.sum())}
 
 
 def effect_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
     """What the loss gains when a client is left out of the mean: above 0 it helps."""
     p = torch.as_tensor(history.weights(stored.ids), device=stored.clients.device)
-    clients, models = stored.clients.double(), [(stored.aggregated, stored.buffers)]
+    clients, row = stored.clients.double(), {"metric": "effect", "estimator": "exact"}
+    row |= {"moment": "aggregated", "scope": "client"}
     distance = float((p @ clients - stored.aggregated).norm())
-    is_mean = distance <= SAME * float(stored.aggregated.norm()) and float(p.max()) < 1
-    for j in range(len(p) if is_mean else 0):
-        others = p.clone()
-        others[j] = 0
-        others /= others.sum()
-        buffers = {name: mean_of(b, others) for name, b in stored.client_buffers.items()}
-        models.append(((others @ clients).to(stored.clients.dtype), buffers or stored.buffers))
+    is_mean = distance <= SAME * float(stored.aggregated.norm())
+    others = p.expand(len(p), -1).clone().fill_diagonal_(0)
+    others /= others.sum(1, keepdim=True)  # nan for a client that is alone
+    models = [stored.end]
+    for q, w in zip(others, (others @ clients).to(stored.clients), strict=True):
+        means = {
+            name: torch.tensordot(q, b.double(), 1).to(b)
+            for name, b in stored.client_buffers.items()
+            if b.is_floating_point()  # counts are the aggregated model's
+        }
+        models.append((w, {**stored.buffers, **means}))
     losses = history.evaluate(models).loss[:, stretch]
-    for j, client in enumerate(stored.ids):
-        row: Row = {"metric": "effect", "estimator": "exact", "moment": "aggregated"}
-        row |= {"scope": "client", "client": client, "value": None}
-        numbers = sample_mean(losses[j + 1] - losses[0]) if is_mean else {"note": NO_MEAN}
-        yield {**row, **numbers}
-
-
-def mean_of(buffer: Tensor, p: Tensor) -> Tensor:
-    """Of a buffer [K, ...] of clients with weights p [K]; of counts the largest."""
-    if not buffer.is_floating_point():
-        return buffer[p > 0].amax(0)
-    return torch.tensordot(p, buffer.double(), 1).to(buffer.dtype)
+    for k, q, loss in zip(stored.ids, others, losses[1:], strict=True):
+        is_known = is_mean and not q.isnan().any()
+        numbers = sample_mean(loss - losses[0]) if is_known else {"note": NO_MEAN}
+        yield {**row, "client": k, "value": None, **numbers}
 
 
 # Picture and summary
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """The last round: the terms of every update beside the true change of the loss, and what the loss gains without each client,
     with standard errors over the examples."""
     rows = only(frame, round=last_round(frame, "change"), estimator="exact")
     change, effect = only(rows, metric="change"), only(rows, metric="effect")
     names = ["all" if pd.isna(client) else f"{client:g}" for client in change["client"]]
     values = {text: floats(only(rows, metric=m)["value"]) for m, text in TERMS.items()}
-    places, stride = range(len(names)), -(-len(names) // 10)
     colors = [style.look(place).color for place in (2, 5, 4)]
     diamond: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "markersize": 3}
     with style.paper():
         fig, axes = style.panels(1 + effect["value"].notna().any(), 2.4)
         pd.DataFrame(values, names).plot.bar(ax=axes[0], stacked=True, color=colors, legend=False)
-        axes[0].plot(places, floats(change["value"]), "D", label="true change", **diamond)
+        axes[0].plot(floats(change["value"]), "D", label="true change", **diamond)
         axes[0].set(title="every update", xlabel="client (all: aggregated)")
         for ax in axes[1:]:
-            error, point = np.nan_to_num(floats(effect["stderr"])), style.look(1).point
-            ax.errorbar(places[:-1], floats(effect["value"]), error, elinewidth=0.7, **point)
+            effects, errors = floats(effect["value"]), floats(effect["stderr"])
+            ax.errorbar(range(len(effects)), effects, errors, elinewidth=0.7, **style.look(1).point)
             ax.set(title="average without a client, ± standard error", xlabel="client left out")
         for ax, last in zip(axes, (len(names), len(effect)), strict=False):
-            ax.set_xticks(places[:last:stride], names[:last:stride], rotation=0)
+            places = range(0, last, -(-len(names) // 10))
+            ax.set_xticks(places, [names[place] for place in places], rotation=0)
             ax.set_ylabel(f"change of the {rows['slice'].dropna().iloc[0]} loss")
             ax.axhline(0, color="black", linewidth=0.6)
             ax.grid(True, axis="y")
@@ -183,7 +162,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         line |= {m: number(rows, m) for m in ("change", *TERMS)}
         line["without it"] = number(rows, "effect")
         lines.append({**line, "± stderr": number(rows, "effect", column="stderr")})
-    yield Small(lines, {name: name for name in lines[0]})
+    yield Small.of(lines)
     yield from missing_notes(frame)
 
 
@@ -246,8 +225,6 @@ def account(
     Raises:
         FldiagError: no round has client weights, or a loss is not finite.
     """
-    options: dict[str, Any] = {"slice_name": slice, "k": k, "tol": tol, "seed": seed}
-    options |= {"max_products": max_products, "every_round": every_round}
-    rows = history.map_rounds(round_rows, **options)
-    rows = [{"masked": bool(pd.isna(row["value"])), **row} for row in rows]
-    return table([*rows, *history.notes], **history.common)
+    options: dict[str, Any] = {"k": k, "tol": tol, "max_products": max_products, "seed": seed}
+    rows = history.map_rounds(round_rows, every_round=every_round, slice_name=slice, **options)
+    return history.table(rows)

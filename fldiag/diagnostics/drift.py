@@ -6,37 +6,34 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag import losses
 from fldiag.diagnostics.geometry import load, seen_by_head
-from fldiag.execution import workspace
-from fldiag.losses import mean_strengths, noise_floor, proximal_name, strengths
-from fldiag.params import Layout, cosine
+from fldiag.params import Layout, cosine, norm
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Say, missing_notes, of_rounds
-from fldiag.results.table import Row, table
-from fldiag.runs import proximal
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
-from fldiag.runs.proximal import Losses
 from fldiag.sections import Proximal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.
 STEP_METRICS = ("cos_gu_gp", "proximal_loss", "lambda_mean")
+#: Examples in one pass of a gradient over many.
+CHUNK = 512
+#: The mean over examples (x, y) as a function of the weights [P], the first argument.
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: Measured client by client on examples; their means over the clients are taken at the end.
 AVERAGED = (*STEP_METRICS, "cka", "gradient_cosine")
 
@@ -47,7 +44,6 @@ DISTANCE = Number(
     {"metric": "global_local_divergence", "moment": "trained", "layer": None, "estimator": "exact"},
     needs=("model", "partition"),
     column="Drift: distance of client weights from the received",
-    short="drift",
     options={"rounds": "last", "rho": (), "gradients": False, "representation": False},
 )
 
@@ -83,7 +79,6 @@ def round_rows(
         return rows
     rows += gradient_rows(history, stored) if gradients else []
     for j, k in enumerate(stored.ids):
-        workspace().show(j, len(stored.ids), f"client {k}")
         if of_client(history, k)["n_examples"]:
             rows += proximal_rows(history, stored, j, rho, loss)
     return rows + (cka_rows(history, stored) if representation else [])
@@ -113,29 +108,27 @@ def products(rows: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Ten
 
 def weight_rows(stored: Stored, layout: Layout, p: Tensor) -> list[Row]:
     """Distances and cosines of the clients' weights and updates; ``p``: the clients' shares [K] of the average."""
-    server = stored.aggregated - stored.received
-    # the server's update is the last row
-    sums = products(torch.cat([stored.moved, server[None]]), layout)
+    server, moved = (stored.aggregated - stored.received).double(), stored.moved
+    sums = products(moved, layout)
     whole: Row = {"moment": "trained", "scope": "global", "n_clients": int((p > 0).sum())}
     ids, rows = stored.ids, []
     for layer, (inner, distances) in sums.items():
-        lengths = inner.diagonal()[:-1].sqrt()
+        lengths = inner.diagonal().sqrt()
         rows += rows_of("global_local_divergence", ids, lengths, layer)
-        rows += rows_of("local_local_divergence", ids, distances[:-1, :-1].sqrt(), layer)
-        mean = (p @ inner[:-1, :-1] @ p).clamp(min=0).sqrt()  # the length of the mean update
+        rows += rows_of("local_local_divergence", ids, distances.sqrt(), layer)
+        mean = (p @ inner @ p).clamp(min=0).sqrt()  # the length of the mean update
         consensus = float((mean / (p @ lengths)).clamp(max=1))
-        row: Row = {"metric": "update_consensus", "layer": layer, "value": consensus}
-        rows.append({**whole, **row})
+        rows.append({**whole, "metric": "update_consensus", "layer": layer, "value": consensus})
     inner, _ = sums[None]
     lengths = inner.diagonal().sqrt()
     cosines = (inner / torch.outer(lengths, lengths)).clamp(-1, 1)
     squared = (stored.clients - stored.aggregated).double().square().sum(1)
-    rows += rows_of("update_norm", ids, lengths[:-1])[:-1]
+    rows += rows_of("update_norm", ids, lengths)[:-1]
     rows += rows_of("squared_divergence", ids, squared)
-    rows += rows_of("update_cosine", ids, cosines[:-1, :-1])
-    rows += rows_of("server_cosine", ids, cosines[:-1, -1])
+    rows += rows_of("update_cosine", ids, cosines)
+    rows += rows_of("server_cosine", ids, cosine(moved.double(), server))
     row = {"metric": "update_norm", "moment": "aggregated", "scope": "global"}
-    return [*rows, {**row, "value": float(lengths[-1])}]
+    return [*rows, {**row, "value": float(torch.linalg.vector_norm(server))}]
 
 
 def rows_of(
@@ -164,12 +157,41 @@ def of_client(history: History, k: int) -> Row:
     return {**place, "n_examples": examples.stop - examples.start}
 
 
-def losses_of(
-    history: History, k: int, start: Weights, buffers: dict[str, Tensor], **loss: Any
-) -> Losses:
-    """The losses of client k on all of its training examples."""
-    examples = history.pool.train_slice(k)
-    return Losses(history.network, history.pool, buffers, start, examples, **loss)
+def outputs(history: History, weights: Weights, x: Tensor) -> Tensor:
+    """[b, out]; with gradients to the weights."""
+    w, buffers = weights
+    bound = history.network.bind(w[None], {n: b[None].clone() for n, b in buffers.items()})
+    return bound(x[None])[0]
+
+
+def local_loss(history: History, buffers: dict[str, Tensor]) -> Loss:
+    """What clients minimise."""
+    return lambda w, x, y: losses.per_example(outputs(history, (w, buffers), x), y).mean()
+
+
+def divergence(history: History, buffers: dict[str, Tensor], teacher: Weights, tau: float) -> Loss:
+    """FedSOL's proximal loss: mean KL(softmax(f(x; w_g) / tau) || softmax(f(x; w) / tau)), w_g the teacher's."""
+
+    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            expected = outputs(history, teacher, x)
+        return losses.kl(expected, outputs(history, (w, buffers), x), tau).mean()
+
+    return loss
+
+
+def gradient(history: History, k: int, loss: Loss, w: Tensor) -> tuple[float, Tensor]:
+    """Value and gradient [P] at w [P] of a loss on all training examples of client k."""
+    at, total, g = w.detach().clone().requires_grad_(), 0.0, torch.zeros_like(w)
+    pool, examples = history.pool, history.pool.train_slice(k)
+    for piece in pool.batches(examples, CHUNK):
+        x, y = pool.read(piece.start, piece.stop)
+        share = len(x) / (examples.stop - examples.start)
+        with torch.enable_grad():
+            part = loss(at, x, y)
+            g.add_(torch.autograd.grad(part, at)[0], alpha=share)
+        total += share * float(part.detach())
+    return total, g
 
 
 def gradient_rows(history: History, stored: Stored) -> list[Row]:
@@ -180,8 +202,7 @@ def gradient_rows(history: History, stored: Stored) -> list[Row]:
     total, gradients = torch.zeros_like(w, dtype=torch.float64), {}
     for k, place in enumerate(places):
         if place["n_examples"]:
-            losses = losses_of(history, k, stored.start, buffers, kind="l2")
-            g = proximal.gradient(losses.local(), w)[1].double()
+            g = gradient(history, k, local_loss(history, buffers), w)[1].double()
             total.add_(g, alpha=place["n_examples"] / n)
             if k in stored.ids:
                 gradients[k] = g
@@ -200,24 +221,26 @@ def proximal_rows(
 ) -> list[Row]:
     """Proximal loss, cosines of g_u and g_p, and Lambda, at the trained weights of client j of the round."""
     (w, buffers), start, layout = stored.client(j), stored.start_of(j), history.layout
-    base = {**of_client(history, stored.ids[j]), "moment": "trained"}
-    name = {**base, "proximal": proximal_name(loss["kind"], loss["tau"])}
-    losses = losses_of(history, stored.ids[j], start, buffers, **loss)
-    value, g_p = proximal.gradient(losses.proximal(), w)
+    k, d, local = stored.ids[j], w - start[0], local_loss(history, buffers)
+    base = {**of_client(history, k), "moment": "trained"}
+    name = {**base, "proximal": losses.proximal_name(loss["kind"], loss["tau"])}
+    value, g_p = float(losses.l2(d)), d
+    if loss["kind"] == "kl":
+        value, g_p = gradient(history, k, divergence(history, buffers, start, loss["tau"]), w)
+    floor, Lambda = losses.noise_floor(g_p.dtype), losses.strengths(d, layout)
     rows = [{**name, "metric": "proximal_loss", "value": value}]
     spans: dict[str | None, slice] = {None: slice(None)}
     if layout.has_head:
         spans["part:head"] = slice(*layout.span("head"))
     for radius in rho:
-        e = proximal.perturbation(g_p, w - start[0], radius, layout)
-        g_u = None if e is None else proximal.gradient(losses.local(), w + e)[1]
+        g_u = g_p * torch.nan
+        if float(norm(g_p)) >= floor:  # else it is rounding noise
+            g_u = gradient(history, k, local, w + losses.perturbation(g_p, radius, Lambda))[1]
         for layer, span in spans.items():
-            value = np.nan
-            if g_u is not None:
-                value = float(cosine(g_u[span], g_p[span], noise_floor(g_p.dtype)))
+            value = float(cosine(g_u[span], g_p[span], floor))
             row = {**name, "metric": "cos_gu_gp", "rho": radius, "layer": layer}
             rows.append({**row, "value": value})
-    for layer, (mean, n) in mean_strengths(strengths(w - start[0], layout), layout).items():
+    for layer, (mean, n) in losses.mean_strengths(Lambda, layout).items():
         row = {**base, "metric": "lambda_mean", "layer": layer, "value": float(mean)}
         rows.append({**row, "scaled": float(mean) * n**0.5})
     return rows
@@ -267,7 +290,7 @@ def recorded_rows(history: History) -> list[Row]:
         steps = history.run.steps(r)
         if steps is None:
             continue
-        steps = steps[steps["metric"].isin(STEP_METRICS)].dropna(subset=["index", "client"])
+        steps = only(steps, metric=STEP_METRICS).dropna(subset=["index", "client"])
         keys = ["metric", "layer", "proximal", "client"]
         for row in means(steps, keys, n_steps=("value", "count")):
             row |= {"round": r, "moment": "trained", "scope": "client", "estimator": "steps"}
@@ -303,7 +326,7 @@ def mean_rows(history: History, rows: list[Row]) -> list[Row]:
 
 
 @compares_runs
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> style.Figure:
     """Means over the clients of every round, with standard errors; of several runs each panel's first line, a line a run."""
     rows = only(table, scope="global", moment=("trained", "received"), layer=None)
     rows = rows.dropna(subset=["value"])
@@ -311,13 +334,10 @@ def draw(table: pd.DataFrame) -> Figure:
     panels: dict[str, dict[str, pd.DataFrame]] = {}
     for label, metrics in PANELS.items():
         parts: dict[str, pd.DataFrame] = {}
-        for metric, text in metrics.items():
-            groups = only(rows, metric=metric).groupby(
-                ["estimator", "rho"], dropna=False, sort=False
-            )
-            for (estimator, rho), part in groups:
-                name = text if pd.isna(rho) else f"ρ = {rho:g}"
-                parts["local steps" if estimator == "steps" else name] = part
+        keys, chosen = ["metric", "estimator", "rho"], only(rows, metric=set(metrics))
+        for (metric, estimator, rho), part in chosen.groupby(keys, dropna=False, sort=False):
+            name = metrics[metric] if pd.isna(rho) else f"ρ = {rho:g}"
+            parts["local steps" if estimator == "steps" else name] = part
         if looks and parts:
             name, part = next(iter(parts.items()))
             label, parts = f"{label}\n{name}".strip(), dict(list(part.groupby("run", sort=False)))
@@ -425,7 +445,5 @@ def drift(
         missing = "gradients, proximal losses and representations are left out"
         history.note(None, f"there are no examples: {missing}")
     rows = [{"estimator": "exact", **row} for row in rows] + recorded_rows(history)
-    rows += mean_rows(history, rows)
-    rows = [{**row, "masked": bool(pd.isna(row["value"]))} for row in rows]
-    rows += history.final_rows()
-    return table([*rows, *history.notes], **history.common, rho=None, proximal=None)
+    rows += [*mean_rows(history, rows), *history.final_rows()]
+    return history.table(rows, rho=None, proximal=None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,12 +25,9 @@ from fldiag.results.numbers import Number
 from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import gini, share, worst_decile
 from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Numbers over the clients -> what they are, and which way is better.
 SPREADS: dict[str, tuple[str, Literal["higher", "lower"]]] = {
@@ -48,7 +45,6 @@ NUMBERS = tuple(
         {"metric": name, "scope": "global", "estimator": "bayesian bootstrap"},
         share=name in ("mean_accuracy", "worst_decile", "ece"),
         needs=("partition",),
-        over="examples of clients",
     )
     for name, (text, better) in SPREADS.items()
 )
@@ -156,7 +152,7 @@ def round_rows(
     rows: list[Row] = []
     for k, at in examples.items():
         base: Row = {"scope": "client", "client": k, "slice": f"client:{k}/{on}"}
-        base |= {"n_examples": len(at), "size": len(history.parts[k]), "estimator": "exact"}
+        base |= {"n_examples": len(at), "size": len(history.parts[k])}
         rows.append({**base, "metric": "accuracy", **share(model.right[at].sum(), len(at))})
     times = matrix.sum(0)
     shares = np.bincount(y, weights=times, minlength=logits.shape[1]) / times.sum()
@@ -165,32 +161,33 @@ def round_rows(
     base |= {"n_clients": len(examples), "n_different": int((times > 0).sum())}
     totals: list[Row] = [
         *spread_rows(model, matrix),
-        {"metric": "loss", "estimator": "exact", "value": times @ model.loss / times.sum()},
+        {"metric": "loss", "value": times @ model.loss / times.sum()},
         {"metric": "ece_floor", "estimator": "normal approximation", "value": floor(model, times)},
     ]
     for row in totals:
         if row["metric"] in guesses:
             row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
-    return rows + [{**base, **row} for row in totals]
+        rows.append({**base, **row})
+    return rows
 
 
 # Picture and summary
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> style.Figure:
     """The clients of the last round from worst to best with Wilson's intervals."""
     rows = only(table, round=last_round(table, "mean_accuracy"))
     clients = only(rows, scope="client", metric="accuracy").dropna(subset=["value"])
     clients, totals = clients.sort_values(["value", "client"]), only(rows, scope="global")
     y, low, high = (floats(clients[column]) for column in ("value", "low", "high"))
-    mean, worst, spread, error, chance = (
+    mean, worst, spread, ece, chance = (
         number(totals, name)
         for name in ("mean_accuracy", "worst_decile", "accuracy_gini", "ece", "ece_floor")
     )
     with style.paper():
         fig, (ax,) = style.panels(1, 2.7, width=style.ONE_COLUMN)
-        mark = {**style.look(2).point, "elinewidth": 0.7, "capsize": 0}
-        ax.errorbar(range(len(y)), y, (y - low, high - y), **mark)
+        error = y - low, high - y
+        ax.errorbar(range(len(y)), y, error, elinewidth=0.7, capsize=0, **style.look(2).point)
         ax.axhline(mean or 0.0, color="#666666", linestyle=":")
         ax.set(xlabel="clients, worst first", ylabel="accuracy", xticks=[], ylim=(-0.03, 1.03))
         style.percents(ax.yaxis)
@@ -198,7 +195,7 @@ def draw(table: pd.DataFrame) -> Figure:
         ax.axvspan(-0.5, -(-len(y) // 10) - 0.5, color=style.look(1).color, alpha=0.2, linewidth=0)
         about = f"round {int(rows['round'].iloc[0])}; bars: 95 % intervals; dotted: mean {mean:.1%}"
         about += f"\nshaded: worst tenth, {worst:.1%}; Gini {style.number(spread, 2)}"
-        about += f"\nECE {style.number(error, 2)} (by chance {style.number(chance, 2)})"
+        about += f"\nECE {style.number(ece, 2)} (by chance {style.number(chance, 2)})"
         fig.suptitle(about, fontsize=7)
     return fig
 
@@ -208,8 +205,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     last = only(table, scope="global", round=last_round(table, "mean_accuracy"))
     rows = only(last, metric=[*SPREADS, "ece_floor", "accuracy"])
     columns = {"metric": "last round", "value": "value", "low": "95 % from", "high": "to"}
-    each = rows[list(columns)].astype(object)
-    yield Small(each.where(each.notna(), None).to_dict("records"), columns)
+    yield Small.of(rows[list(columns)], columns)
     n, different = (number(rows, column=c) for c in ("n_examples", "n_different"))
     yield Say(f"the clients have {n:g} examples, of which {different:g} are different")
     yield from missing_notes(table)
@@ -278,9 +274,7 @@ def fairness(
         round_rows, every_round=every_round, clients=False, examples=clients, on=on, bins=bins
     )
     for k in examples.keys() - clients.keys():
-        few: Row = {"scope": "client", "client": k, "note": "too few examples", "value": None}
-        few |= {"metric": "accuracy", "estimator": "exact", "slice": f"client:{k}/{on}"}
-        rows.append(few)
-    rows = [{"moment": "aggregated", "masked": row["value"] is None, **row} for row in rows]
-    notes = [{"estimator": "exact", **note} for note in history.notes]
-    return table([*rows, *notes], **history.common)
+        few = {"metric": "accuracy", "value": None, "note": "too few examples"}
+        rows.append({**few, "scope": "client", "client": k, "slice": f"client:{k}/{on}"})
+    rows = [{"moment": "aggregated", **row} for row in rows]
+    return history.table(rows, estimator="exact")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 import torch
 from pydantic import Field
 
+from fldiag.diagnostics.matching import Unit, on_surfaces
 from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
@@ -28,12 +29,9 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History
 from fldiag.sections import Products, Rtol, Seed, Tol
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Metric -> how tables and panels call it.
 MEASURES = {
@@ -57,25 +55,26 @@ LOOKS = {
 def sharpness(problem: Problem, rho: float) -> Row:
     """F(w + rho G / ||G||) - F(w); masked where the gradient G is rounding noise."""
     row: Row = {"metric": "sharpness", "estimator": "exact", "rho": rho, "value": None}
-    g, floor = problem.gradient(), noise_floor(problem.dtype)
+    g, before = problem.gradient(), problem.centre
     size = float(torch.linalg.vector_norm(g))
-    if size < floor:
+    if size < noise_floor(problem.dtype):
         return {**row, "note": f"the gradient has norm {size:.1e}, rounding noise"}
-    before, after = problem.centre, problem.scores(problem.w.double() + rho / size * g)
+    after = problem.scores(problem.w.double() + rho / size * g)
     if not math.isfinite(after.loss):
         return {**row, "note": f"the loss after the step is {after.loss}"}
-    row |= {"value": after.loss - before.loss}
+    rounding = torch.finfo(problem.dtype).eps * (abs(before.loss) + abs(after.loss))
+    row |= {"value": after.loss - before.loss, "residual": rounding}
     if before.each is not None and after.each is not None:
         change = after.each - before.each
         row |= {"value": float(change.mean()), "stderr": before.stderr_of(change)}
-    rounding = torch.finfo(problem.dtype).eps * (abs(before.loss) + abs(after.loss))
-    return {**row, "residual": rounding}
+    return row
 
 
 def flatness_rows(
-    history: History,
-    item: tuple[int, int | None, str],
+    problem: Problem,
+    unit: Unit,
     *,
+    step: float | None,
     radii: tuple[float, float],
     steps: int,
     tol: float,
@@ -83,45 +82,25 @@ def flatness_rows(
     max_products: int,
     seed: int,
 ) -> list[Row]:
-    """The rows of a model of a round on a client's data (None: all clients'); if they cannot be computed, a row that says why.
-
-    The model is the aggregated one, or the client's own (moment trained)."""
-    r, client, moment = item
-    stored = history.stored(r)
-    weights, place, name = (stored.aggregated, stored.buffers), history.pool.clients, "train"
-    if moment == "trained":
-        weights = stored.client(stored.ids.index(client))  # type: ignore[arg-type]
-    if client is not None:
-        place, name = history.pool.train_slice(client), f"client:{client}/train"
-    labels: Row = {"round": r, "client": client, "moment": moment}
-    labels["scope"] = "global" if client is None else "client"
+    """The rows of a model; of a trained client's with the stability of its gradient ``step``."""
     settings: dict[str, Any] = {"seed": seed, "progress": workspace().show}
-    try:
-        problem = history.problem(weights, place, name, **labels)
-        rows = [*problem.centre.rows(problem), sharpness(problem, radii[0])]
-        scale = adaptive_scale(problem)
-        adaptive = worst_case(problem, scale, radii[1], steps=steps, seed=seed)
-        products = max(100, max_products)
-        pairs = eigenpairs(problem, 1, tol=tol, max_products=products, **settings)
-        result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
-    except FldiagError as error:
-        owner = "the global model" if client is None else f"client {client} ({moment} weights)"
-        note = f"{owner} is left out: {error.what}"
-        return [{"metric": "missing", "round": r, "client": client, "value": None, "note": note}]
+    rows = [*problem.centre.rows(problem), sharpness(problem, radii[0])]
+    scale = adaptive_scale(problem)
+    adaptive = worst_case(problem, scale, radii[1], steps=steps, seed=seed)
+    pairs = eigenpairs(problem, 1, tol=tol, max_products=max(100, max_products), **settings)
+    result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
     trace, stderr = result.trace()
+    found: Row = {"estimator": "lanczos", "converged": bool(pairs.converged[0])}
     errors = {"value": pairs.values, "residual": pairs.residuals, "bound": pairs.bounds}
-    eigenvalue: Row = {key: float(values[0]) for key, values in errors.items()}
-    found = {"estimator": "lanczos", "converged": bool(pairs.converged[0])}
+    eigenvalue = {key: float(values[0]) for key, values in errors.items()}
     exactness = {"estimator": result.estimator(), "converged": result.converged}
     rows += [
         {**adaptive, "metric": "adaptive_sharpness"},
         {**found, "metric": "eigenvalue", "index": 1, **eigenvalue},
         {**exactness, "metric": "trace", "value": trace, "stderr": stderr},
     ]
-    training = history.training
-    if moment == "trained" and "lr" in training and training.get("optimizer", "sgd") == "sgd":
-        half = float(training["lr"]) * float(training.get("lr_decay", 1.0)) ** (r - 1) / 2
-        scaled = {key: half * value for key, value in eigenvalue.items()}
+    if step is not None and unit[1] == "trained":
+        scaled = {key: step * value / 2 for key, value in eigenvalue.items()}
         rows.append({**found, "metric": "stability", **scaled})
     return [{**problem.common, **row} for row in rows]
 
@@ -140,18 +119,15 @@ def gap_rows(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
         parts = [r for r in group if r["client"] is not None and r["moment"] == moment]
         mean = {"scope": "global", "moment": moment, **mean_of_parts(parts, sizes)}
         mean["index"] = 1 if metric == "eigenvalue" else None
-        gap = {**mean, "metric": f"{metric}_gap", "slice": "train"}
-        if parts and whole is None:
-            reason = "the global model could not be measured"
-            gap |= {"value": None, "stderr": None, "note": reason}
-        elif whole is not None and parts:
-            gap |= {
-                "value": whole["value"] - mean["value"],
-                "residual": mean["residual"] + error(whole),
-            }
-            # at one point the whole is of the same clients: other clients would move both
-            gap["stderr"] = mean["stderr"] if moment == "trained" else None
-        gaps += [{**mean, "metric": f"{metric}_parts", "slice": "client:*/train"}, gap]
+        # at one point the whole is of the same clients: other clients would move both
+        gap = {**mean, "stderr": mean["stderr"] if moment == "trained" else None}
+        if whole is None:
+            gap |= {"value": None, "stderr": None, "note": "the global model could not be measured"}
+        elif parts:
+            gap["value"] = whole["value"] - mean["value"]
+            gap["residual"] = mean["residual"] + error(whole)
+        gaps.append({**mean, "metric": f"{metric}_parts", "slice": "client:*/train"})
+        gaps.append({**gap, "metric": f"{metric}_gap", "slice": "train"})
     return gaps
 
 
@@ -161,7 +137,7 @@ def mean_of_parts(parts: Sequence[Row], sizes: Mapping[int, int]) -> Row:
     m = len(parts)
     if not m:
         note = "no client of this round could be measured"
-        return {"value": None, "n_clients": 0, "estimator": "exact", "note": note}
+        return {"value": None, "stderr": None, "n_clients": 0, "estimator": "exact", "note": note}
     n = np.array([sizes[row["client"]] for row in parts], dtype=float)
     p, values = n / n.sum(), np.array([row["value"] for row in parts])
     value = math.fsum(p * values)
@@ -184,7 +160,7 @@ def error(row: Row) -> float:
 # Picture and summary
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """Every measure of the whole, of its parts at their trained weights (band: standard error over the clients; a dot a client)
     and of its parts at the whole's weights, over the rounds."""
     with style.paper():
@@ -213,7 +189,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             cell[f"gap at {at}"] = number(last, f"{metric}_gap", moment=moment)
         cell["± at w_k"] = number(last, f"{metric}_gap", column="stderr", moment="trained")
         cells.append(cell)
-    yield Small(cells, {name: name for name in cells[0]})
+    yield Small.of(cells)
     yield from missing_notes(frame)
 
 
@@ -292,23 +268,23 @@ def flatness(
     """
     settings: dict[str, Any] = {"radii": (rho, adaptive_rho), "steps": steps, "tol": tol}
     settings |= {"rtol": rtol, "max_products": max_products, "seed": seed}
-    places = {k: history.pool.train_slice(k) for k in range(len(history.parts))}
-    sizes = {k: place.stop - place.start for k, place in places.items() if place.stop > place.start}
-    rows: list[Row] = []
+    places = (history.pool.train_slice(k) for k in range(len(history.parts)))
+    sizes = {k: n for k, place in enumerate(places) if (n := place.stop - place.start)}
+    training, rows = history.training, list[Row]()
+    is_sgd = "lr" in training and training.get("optimizer", "sgd") == "sgd"
     for stored in history.each():
         r = stored.round
         if r % every and r != history.rounds[-1]:
             continue
-        trained = stored.ids
-        for k in set(trained) - set(sizes):
-            history.note(r, f"client {k} has no training examples: left out", k)
-        items = [(r, None, "aggregated"), *((r, k, "aggregated") for k in sizes)]
-        items += [(r, k, "trained") for k in trained if k in sizes]
-        results = workspace().map(flatness_rows, history, items, name=str, **settings)
-        models = [row for result in results for row in result]
+        units: list[Unit] = [(r, "aggregated", None, "global")]
+        units += [(r, "aggregated", k, "client") for k in sizes]
+        units += [(r, "trained", k, "client") for k in stored.ids]
+        decay = float(training.get("lr_decay", 1.0)) ** (r - 1)
+        step = float(training["lr"]) * decay if is_sgd else None
+        results = on_surfaces(history, units, flatness_rows, step=step, **settings)
+        models = [row for _, result in results for row in result]
         rows += [*models, *({"round": r, **row} for row in gap_rows(models, sizes))]
     if all(row["value"] is None for row in rows):
-        reason = rows[0]["note"] if rows else "no measured round has client weights"
+        reason = history.notes[-1]["note"] if rows else "no measured round has client weights"
         raise FldiagError(f"no round has a flatness: {reason}", "choose other rounds")
-    rows = [{"masked": row["value"] is None, **row} for row in rows]
-    return table([*rows, *history.notes], **history.common)
+    return history.table(rows)

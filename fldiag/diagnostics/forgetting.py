@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -19,16 +19,12 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of
+from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of, spread
 from fldiag.results.statistics import sample_mean, share
 from fldiag.results.summary import Item, Say, guess_accuracy, missing_notes, of_rounds, plus_minus
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOMENTS = {
     "received": "received by the clients",
@@ -50,7 +46,6 @@ NUMBERS = (
         needs=("partition",),
         options={"rounds": "last"},
         spread="drop_std",
-        short="lost in local training",
         column="Forgetting: accuracy lost in local training (± std over clients)",
     ),
     Number(
@@ -70,18 +65,16 @@ NUMBERS = (
 
 def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> list[Row]:
     """The numbers of one round; of the aggregated model alone where it has no client weights."""
-    ids, pool = stored.ids, history.pool
-    models: list[tuple[str, int | None, Weights]] = []
-    models += [("received", None, stored.start)] if ids else []
-    has_starts = bool(ids) and stored.starts is not None
-    models += [("received", k, stored.start_of(j)) for j, k in enumerate(ids) if has_starts]
-    models += [("trained", k, stored.client(j)) for j, k in enumerate(ids)]
-    models.append(("aggregated", None, (stored.aggregated, stored.buffers)))
-    scores = history.evaluate([weights for _, _, weights in models], test=not own)
-    losses = np.where(np.array(scores.valid)[:, None], scores.loss, np.nan)
-    rows: list[Row] = []
+    ids, pool, rows = stored.ids, history.pool, list[Row]()
+    models: dict[tuple[str, int | None], Weights]
+    models = {("received", None): stored.start} if ids else {}
+    if stored.starts is not None:
+        models |= {("received", k): stored.start_of(j) for j, k in enumerate(ids)}
+    models |= {("trained", k): stored.client(j) for j, k in enumerate(ids)}
+    models["aggregated", None] = stored.end
+    scores = history.evaluate(list(models.values()), test=not own)
 
-    def add(metric: str, about: Row, sample: np.ndarray, of: Callable[..., Row]) -> None:
+    def add(metric: str, about: Row, sample: np.ndarray, of: Callable[..., Row] = share_of) -> None:
         row: Row = {"value": None, "stderr": None}
         if len(sample) >= min_count and not np.isnan(sample).any():
             row = of(sample)
@@ -91,32 +84,32 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
     classes, labels = 0, pool.y[pool.test].cpu().numpy()
     guesses: dict[str, float | None] = {"loss": None}
     if scores.right is not None:
-        right = np.where(np.array(scores.valid)[:, None], scores.right, np.nan)
+        answered = np.where(scores.valid[:, None], scores.right, np.nan)
+        right = dict(zip(models, answered, strict=True))
         classes = history.dataset.classes
         shares = np.bincount(labels, minlength=classes) / len(labels)
         accuracy = guess_accuracy(shares.tolist(), pool.split)
         guesses = {"loss": math.log(classes), "accuracy": accuracy}
     members = [labels == c for c in range(classes)]
-    for i, (moment, k, _) in enumerate(models):
+    for (moment, k), loss, is_valid in zip(models, scores.loss, scores.valid, strict=True):
         base: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
-        if not scores.valid[i]:
+        if not is_valid:
             owner = "" if k is None else f" of client {k}"
             history.note(stored.round, f"the {moment} weights{owner} give no numbers", k)
         for name, examples in slices(pool, ids if k is None else (k,), own).items():
             if classes:
-                add("accuracy", {**base, "slice": name}, right[i, examples], share_of)
-            add("loss", {**base, "slice": name}, losses[i, examples], sample_mean)
+                add("accuracy", {**base, "slice": name}, right[moment, k][examples])
+            add("loss", {**base, "slice": name}, loss[examples], sample_mean)
         for c, member in enumerate(members):
-            add("class_accuracy", {**base, "index": c}, right[i, pool.test][member], share_of)
+            sample = right[moment, k][pool.test][member]
+            add("class_accuracy", {**base, "index": c}, sample)
     for row in rows:
         is_whole = row["scope"] == "global" and row["slice"] == pool.split
         if is_whole and row["metric"] in guesses:
             row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
-    place = {(moment, k): i for i, (moment, k, _) in enumerate(models)}
     for k in ids if classes else ():
-        received = place["received", k if has_starts else None]
-        moments = {"received": received, "trained": place["trained", k], "aggregated": -1}
-        answers = {moment: right[i, pool.test] for moment, i in moments.items()}
+        owners = {"received": k if stored.starts is not None else None, "trained": k}
+        answers = {m: right[m, owners.get(m)][pool.test] for m in MOMENTS}
         base = {"moment": "trained", "scope": "client", "client": k}
         drop = answers["received"] - answers["trained"]
         add("drop", base, drop, sample_mean)
@@ -127,8 +120,8 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         rows.append({**row, "value": max(drops, default=None)})
         is_seen = (class_counts(history, k) > 0)[labels]
         for moment, values in answers.items():
-            add("accuracy_seen", {**base, "moment": moment}, values[is_seen], share_of)
-            add("accuracy_unseen", {**base, "moment": moment}, values[~is_seen], share_of)
+            add("accuracy_seen", {**base, "moment": moment}, values[is_seen])
+            add("accuracy_unseen", {**base, "moment": moment}, values[~is_seen])
     return rows + mean_rows(rows, pool)
 
 
@@ -167,23 +160,13 @@ def class_counts(history: History, client: int) -> np.ndarray:
     return np.bincount(labels.cpu().numpy(), minlength=history.dataset.classes)
 
 
-def class_examples(history: History, clients: set[int]) -> list[Row]:
+def class_examples(history: History, clients: set[int]) -> Iterator[Row]:
     """How many training examples of every class these clients have."""
-    if history.dataset.regression:
-        return []
-    base: Row = {"scope": "client", "metric": "class_examples"}
-    return [
-        {
-            **base,
-            "client": k,
-            "slice": f"client:{k}/train",
-            "index": c,
-            "value": float(count),
-            "n_examples": len(history.parts[k]),
-        }
-        for k in sorted(clients)
-        for c, count in enumerate(class_counts(history, k))
-    ]
+    for k in sorted(clients) if not history.dataset.regression else ():
+        about: Row = {"scope": "client", "client": k, "slice": f"client:{k}/train"}
+        about |= {"metric": "class_examples", "n_examples": len(history.parts[k])}
+        for c, count in enumerate(class_counts(history, k)):
+            yield {**about, "index": c, "value": float(count)}
 
 
 # Over the rounds
@@ -192,50 +175,51 @@ def class_examples(history: History, clients: set[int]) -> list[Row]:
 def over_rounds(rows: list[Row]) -> list[Row]:
     """``backward_transfer`` and ``average_forgetting``; round 0 is the initial model."""
     of_classes = [r for r in rows if r["metric"] == "class_accuracy" and r["scope"] == "global"]
-    start = [{**r, "round": 0} for r in of_classes if r["moment"] == "received" and r["round"] == 1]
     after = [row for row in of_classes if row["moment"] == "aggregated"]
+    start = [{**r, "round": 0} for r in of_classes if r["moment"] == "received" and r["round"] == 1]
     columns = ["round", "index", "value", "stderr", "n_examples"]
     wide = pd.DataFrame([*start, *after], columns=columns).astype(float)
     if wide["round"].nunique() < 2:
         return []
     base: Row = {"moment": "aggregated", "scope": "global", "slice": after[0]["slice"]}
     wide = wide.pivot(index="round", columns="index")
-    accuracy, stderr, n = wide["value"], wide["stderr"], wide["n_examples"].iloc[-1].astype(int)
+    accuracy, stderr, n = wide["value"], wide["stderr"], wide["n_examples"].iloc[-1]
     later = accuracy.loc[1:].dropna(how="all")
     changes: list[Row] = []
     for t, values in (later - later.cummax().shift()).iloc[1:].iterrows():
-        transfer = pd.DataFrame({"value": values, "n_examples": n})
-        changes += class_rows({**base, "metric": "backward_transfer", "round": int(t)}, transfer)
+        about = {**base, "metric": "backward_transfer", "round": int(t)}
+        changes += class_rows(about, values.to_frame("value"), n)
     past, last = accuracy.iloc[:-1], accuracy.index[-1]
     since = past.fillna(-1).iloc[::-1].idxmax()  # the latest of equal maxima
-    forgotten = pd.DataFrame({"value": past.max() - accuracy.loc[last], "n_examples": n})
     best = [stderr.at[t, c] for c, t in since.items()]
-    forgotten["stderr"], forgotten["since"] = np.hypot(best, stderr.loc[last]), since
+    forgotten = pd.DataFrame({"value": past.max() - accuracy.loc[last], "since": since})
+    forgotten["stderr"] = np.hypot(best, stderr.loc[last])
     forgotten["compared"] = past.notna().sum()
     about = {**base, "metric": "average_forgetting", "round": int(last)}
-    return changes + class_rows(about, forgotten)
+    return changes + class_rows(about, forgotten, n)
 
 
-def class_rows(about: Row, cells: pd.DataFrame) -> list[Row]:
+def class_rows(about: Row, cells: pd.DataFrame, n: pd.Series) -> list[Row]:
     """A row a class, and one of their mean over those that have a value; errors are taken as independent."""
+    cells = cells.assign(n_examples=n.astype(int))
     known = cells.dropna(subset=["value"])
     mean: Row = {"value": known["value"].mean(), "n_examples": int(known["n_examples"].sum())}
     if "stderr" in known and len(known):
         error = float(np.sqrt(np.square(known["stderr"]).sum())) / len(known)
         mean |= {"stderr": error, "n_classes": len(known), "compared": known["compared"].max()}
-    each = zip(cells.index, cells.to_dict("records"), strict=True)
-    return [*({**about, "index": int(c), **row} for c, row in each), {**about, **mean}]
+    each = cells.rename_axis("index").reset_index().to_dict("records")
+    return [{**about, **row} for row in (*each, mean)]
 
 
 # Picture and summary
 
 
 @compares_runs
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> style.Figure:
     """Accuracy (of regression: loss) by moment over the rounds with standard errors, and what each client forgot of each class
     in the last round; of several runs a panel a moment with a line a run, and a heatmap a run.
 
-    Of many clients the heatmap has percentiles over them, each class by itself; grey cells rest on too few examples."""
+    Of many clients the heatmap has some, evenly spread; grey cells rest on too few examples."""
     metric = "accuracy" if (table["metric"] == "accuracy").any() else "loss"
     rows = only(table, metric=metric, slice=split_of(table), **WHOLE)
     curves = pd.concat([only(rows, moment=moment) for moment in MOMENTS])
@@ -272,24 +256,21 @@ def class_cells(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows = only(table, metric=metric)
     rows = only(rows, round=[None, rows["round"].max()])
     rows = rows.astype({"client": int, "index": int, "value": float})
-    return rows.pivot(index="client", columns="index", values="value")
+    wide = rows.pivot(index="client", columns="index", values="value")
+    return wide.loc[spread(wide.index, MANY)]
 
 
-def draw_classes(ax: Axes, wide: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
+def draw_classes(ax: style.Axes, wide: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
     """A heatmap with a dot where the client has no example of the class."""
     absent = np.argwhere(examples.reindex_like(wide).to_numpy() == 0)
     notes = ["grey: too few examples"] * bool(wide.isna().any(axis=None))
-    ylabel = "client"
-    if len(wide) > MANY:
-        wide = wide.quantile(np.linspace(0, 1, 11)).set_axis(range(0, 101, 10), axis="index")
-        ylabel = "percentile of the clients"
-    elif len(absent):
+    if len(absent):
         ax.plot(*absent[:, ::-1].T + 0.5, ".", color="#222222", markersize=3)
         notes.insert(0, "dot: client has none")
     ax.set_facecolor("#bbbbbb")
     colors = {"vmin": -reach, "vmax": reach, "cmap": style.DIVERGING}
     cells(ax, wide, **colors, cbar_kws={"label": "received − trained"})
-    ax.set(xlabel="class" + f" ({'; '.join(notes)})" * bool(notes), ylabel=ylabel)
+    ax.set(xlabel="class" + f" ({'; '.join(notes)})" * bool(notes), ylabel="client")
 
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -364,5 +345,4 @@ def forgetting(
     rows = history.map_rounds(round_rows, clients=False, min_count=min_count, own=own)
     clients = {row["client"] for row in rows if row["scope"] == "client"}
     rows += [*over_rounds(rows), *class_examples(history, clients)]
-    rows = [{**row, "masked": bool(pd.isna(row["value"]))} for row in rows]
-    return table([*rows, *history.notes], **history.common, estimator="exact")
+    return history.table(rows, estimator="exact")

@@ -11,28 +11,25 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fldiag import losses
-from fldiag.execution import workspace
-from fldiag.params import Layout
+from fldiag.params import Layout, cosine
 from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Small, missing_notes
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Metric -> how tables and panels call it.
 COLLAPSE = {
@@ -84,30 +81,25 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     if float(singular.max()) <= noise * largest * math.sqrt(h.numel()):
         return numbers
     numbers["effective_rank"] = effective_rank(singular)
-    classes = y.flatten().unique()
+    classes, label, sizes = y.flatten().unique(return_inverse=True, return_counts=True)
     count = len(classes)
     if y.is_floating_point() or y.ndim > 1 or count < 2:
         return numbers
-    members = (y[:, None] == classes).to(h)
-    sizes, label = members.sum(0), members.argmax(1)
-    means = members.T @ h / sizes[:, None]
+    means = F.one_hot(label).to(h).T @ h / sizes[:, None]
     nearest = classes[torch.cdist(h, means).argmin(1)]
     numbers["nc4"] = float((nearest != answers).double().mean())
     between = means - means.mean(0)
-    _, scales, directions = torch.linalg.svd(between / count**0.5, full_matrices=False)
-    if float(scales.max()) <= noise * largest:
+    if float(between.abs().max()) <= noise * largest:
         return numbers
-    is_direction = scales > noise * max(between.shape) * float(scales.max())
-    is_direction[count - 1 :] = False  # the means minus their mean span one dimension less
-    spread = (h - means[label]) @ directions[is_direction].T
-    within = (1 / (count * sizes))[label] @ spread.square()
+    # the square roots of Sigma_B^+ / C: with each class alike, Sigma_B is between' between / C
+    inverse = torch.linalg.pinv(between, rtol=noise * max(between.shape))
+    spread = ((h - means[label]) @ inverse).square().sum(1)
     norms = torch.linalg.vector_norm(between, dim=1)
-    cosines = (between @ between.T) / (norms[:, None] * norms)
-    pairs = torch.triu_indices(count, count, 1, device=h.device)
-    angles = (cosines[pairs[0], pairs[1]] + 1 / (count - 1)).abs()
-    numbers["nc1"] = float((within / scales[is_direction].square()).sum()) / count
+    i, j = torch.triu_indices(count, count, 1)
+    angles = cosine(between[i], between[j]) + 1 / (count - 1)
+    numbers["nc1"] = float((spread / sizes[label]).sum()) / count
     numbers["nc2_norms"] = float(norms.std() / norms.mean())
-    numbers["nc2_cosines"] = float(angles.mean())
+    numbers["nc2_cosines"] = float(angles.abs().mean())
     if len(head) > int(classes.max()):
         rows = head[classes] - head[classes].mean(0)
         rows, means = (v / torch.linalg.matrix_norm(v) for v in (rows, between))
@@ -128,12 +120,11 @@ def effective_rank(singular: Tensor) -> float:
 def unit_gram(output: Tensor) -> Tensor:
     """The inner products [n * n] of the centred outputs [n, ...] of the examples, of length 1; nan where all are the same."""
     x = output.flatten(1).double()
-    size = float(x.square().max()) * x.shape[1]
+    size = x.square().max() * x.shape[1]
     x = x - x.mean(0)
     gram = (x @ x.T).flatten()
     norm = torch.linalg.vector_norm(gram)
-    is_flat = float(norm) <= torch.finfo(output.dtype).eps * size
-    return gram / (torch.nan if is_flat else norm)
+    return gram / torch.where(norm > torch.finfo(output.dtype).eps * size, norm, torch.nan)
 
 
 # A run
@@ -141,25 +132,22 @@ def unit_gram(output: Tensor) -> Tensor:
 
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round."""
-    stretch = history.stretch(split)
-    models: list[tuple[str, int | None, Weights]] = [
-        ("received", None, stored.start),
-        ("aggregated", None, (stored.aggregated, stored.buffers)),
-        *(("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)),
-    ]
-    rows: list[Row] = []
-    for done, (moment, k, weights) in enumerate(models):
-        workspace().show(done, len(models), f"{moment} weights")
-        about = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
-        of_model = model_rows(load(history, weights), history, stretch)
-        rows += [{**about, "slice": split, **row} for row in of_model]
-    trained: Row = {"moment": "trained", "scope": "global", "slice": split}
-    for metric in METRICS if stored.ids else ():
-        of_clients = [r["value"] for r in rows if r["metric"] == metric and r["scope"] == "client"]
-        numbers = [value for value in of_clients if math.isfinite(value)]
-        mean: Row = {"metric": metric, "n_clients": len(numbers), **sample_mean(numbers)}
-        rows.append({**trained, **mean})
-    return rows + [{**trained, **row} for row in similarity_rows(history, stored, stretch)]
+    stretch, rows = history.stretch(split), list[Row]()
+    models: list[tuple[str, int | None, Weights]]
+    models = [("received", None, stored.start), ("aggregated", None, stored.end)]
+    models += [("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)]
+    for moment, k, weights in models:
+        about: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
+        about["n_examples"] = stretch.stop - stretch.start
+        numbers = numbers_of(history, weights, stretch)
+        rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
+    trained: Row = {"moment": "trained", "scope": "global"}
+    clients = only(pd.DataFrame(rows), scope="client").dropna(subset=["value"])
+    for metric in METRICS:
+        values = only(clients, metric=metric)["value"]
+        rows.append({**trained, "metric": metric, "n_clients": len(values), **sample_mean(values)})
+    rows += [{**trained, **row} for row in similarity_rows(history, stored, stretch)]
+    return [{"slice": split, **row} for row in rows]
 
 
 def load(history: History, weights: Weights) -> nn.Module:
@@ -186,30 +174,30 @@ def call(
     return outputs, calls
 
 
-def seen_by_head(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, nn.Linear] | None]:
+def seen_by_head(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, Any] | None]:
     """The model's outputs, and what its head receives [n, d], with the head: the linear layer whose output is the model's. None
     where there is none, or no other layer."""
-    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    linears = (m for m in module.modules() if isinstance(m, nn.Linear))
     outputs, calls = call(module, linears, x)
-    heads = [m for m in linears if m in calls and calls[m][1] is outputs]
-    if not heads or len(Layout.of(module).layers) < 2:
-        return outputs, None
-    return outputs, (calls[heads[0]][0][0].flatten(1), heads[0])
+    for head, (inputs, output) in calls.items():
+        if output is outputs and len(Layout.of(module).layers) > 1:
+            return outputs, (inputs[0].flatten(1), head)
+    return outputs, None
 
 
-def model_rows(module: nn.Module, history: History, stretch: slice) -> list[Row]:
-    """The rows of one model on a stretch of the pool."""
+def numbers_of(history: History, weights: Weights, stretch: slice) -> dict[str, float]:
+    """The numbers of one model on a stretch of the pool; nan without a head."""
     features, answers = list[Tensor](), list[Tensor]()
+    module = load(history, weights)
     for piece in history.pool.batches(stretch, BATCH):
         outputs, seen = seen_by_head(module, history.pool.read(piece.start, piece.stop)[0])
         if seen is None:
-            return [{"metric": metric, "value": math.nan} for metric in METRICS]
+            return dict.fromkeys(METRICS, math.nan)
         features.append(seen[0].double())
         answers.append(losses.predicted(outputs))
         matrix = seen[1].weight.detach().double()
-    h, y = torch.cat(features), history.pool.y[stretch].to(features[0].device)
-    numbers = geometry_of(h, y, torch.cat(answers), matrix)
-    return [{"metric": m, "value": value, "n_examples": len(h)} for m, value in numbers.items()]
+    y = history.pool.y[stretch].to(matrix.device)
+    return geometry_of(torch.cat(features), y, torch.cat(answers), matrix)
 
 
 def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
@@ -240,24 +228,23 @@ def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterato
 # Picture and summary
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """A panel a number that has values, over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of
     two clients by layer in the last round."""
-    metrics = [m for m in METRICS if only(frame, metric=m)["value"].notna().any()]
+    frame, look = frame.dropna(subset=["value"]), style.look(2)
+    clients, whole = only(frame, scope="client"), only(frame, scope="global")
+    metrics = [metric for metric in METRICS if metric in set(frame["metric"])]
     looks = {text: style.look(place) for place, text in enumerate(MODELS.values())}
-    cka = only(frame, metric="cka", scope="global", round=last_round(frame, "cka"))
-    cka = cka.dropna(subset=["value"])
+    cka = only(whole, metric="cka", round=last_round(frame, "cka"))
     with style.paper():
         fig, (*panels, similarity) = style.panels(len(metrics) + 1, 2.0, across=4, least=1.6)
         for ax, metric in zip(panels, metrics, strict=True):
-            rows = only(frame, metric=metric)
-            dots(ax, only(rows, scope="client"), style.look(2).color)
-            whole = only(rows, scope="global")
-            lines(ax, {text: only(whole, moment=name) for name, text in MODELS.items()}, looks)
-            if metric == "nc1":
-                wide_range(ax, floats(rows["value"].dropna()))
+            dots(ax, only(clients, metric=metric), look.color)
+            means = only(whole, metric=metric)
+            lines(ax, {text: only(means, moment=name) for name, text in MODELS.items()}, looks)
+            wide_range(ax, floats(only(frame, metric=metric)["value"]))
             ax.set_title(METRICS[metric])
-        bars(similarity, cka, {run: style.look(2) for run in cka["run"].unique()})
+        bars(similarity, cka, {run: look for run in cka["run"].unique()})
         similarity.set_title("CKA, last round")
         if metrics:
             style.legend_of_runs(fig, looks)
@@ -273,7 +260,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     ]
     yield Small(lines, {"model": "features of", **METRICS})
     cka = only(last, metric="cka")
-    yield Small(cka[["layer", "value"]].to_dict("records"), {"layer": "layer", "value": "CKA"})
+    yield Small.of(cka[["layer", "value"]], {"layer": "layer", "value": "CKA"})
     yield from missing_notes(frame)
 
 
@@ -334,10 +321,7 @@ def geometry(
     >>> sorted(diagnostic.get("geometry").options.model_fields)
     ['slice']
     """
-    history.stretch(slice)
     rows = history.map_rounds(round_rows, split=slice)
     for row in rows:
-        row["estimator"] = "exact"
-        if not math.isfinite(row["value"] if row["value"] is not None else math.nan):
-            row |= {"value": None, "note": UNDEFINED, "masked": True}
-    return table([*rows, *history.final_rows(), *history.notes], **history.common)
+        row |= {"estimator": "exact", **({"note": UNDEFINED} if pd.isna(row["value"]) else {})}
+    return history.table([*rows, *history.final_rows()])

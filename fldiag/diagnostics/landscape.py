@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,7 +27,6 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.landscape.directions import offsets, plane_axes, principal_axes, random_direction
 from fldiag.plotting import style
-from fldiag.plotting.pages import Chart, Section, literal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -306,23 +306,26 @@ def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, sca
     return filled
 
 
-def page(frame: pd.DataFrame) -> Section:
-    """The surfaces to turn and to hover over: all move together, and share heights and colours."""
-    grids, charts = surfaces(frame), []
-    scale = Scale(grids)
-    names = *map(literal, names_of(frame)), scale.name
-    scene: dict[str, Any] = {
-        f"{x}axis": {"title": {"text": name}} for x, name in zip("xyz", names, strict=True)
-    }
-    scene["zaxis"]["range"] = [scale.low, scale.high]
-    look = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
-    for grid, fine, z in zip(grids, scale.axes, scale.heights, strict=True):
-        values = {"x": fine.tolist(), "y": fine.tolist(), "z": z.clip(max=scale.high).tolist()}
-        caption = ": ".join(filter(None, [grid.run, grid.caption]))
-        layout = {"scene": scene, "margin": dict.fromkeys("lrtb", 0)}
-        charts.append(Chart(caption, [{"type": "surface", **values, **look}], layout))
-    lead = "Drag to turn, scroll or pinch to zoom. Surfaces are splines through evaluated points."
-    return Section("landscape", "Loss landscape", lead, charts=charts)
+def page(frame: pd.DataFrame) -> str:
+    """A page with the surfaces to turn and to hover over, which share heights and colours; it fetches nothing."""
+    # a second, which a table from the store does not need
+    from plotly.subplots import make_subplots
+
+    grids = surfaces(frame)
+    scale, count = Scale(grids), len(grids)
+    titles = [escape(": ".join(filter(None, [grid.run, grid.caption]))) for grid in grids]
+    fig = make_subplots(1, count, specs=[[{"type": "scene"}] * count], subplot_titles=titles)
+    for column, (fine, z) in enumerate(zip(scale.axes, scale.heights, strict=True), start=1):
+        places = {"x": fine, "y": fine, "z": z.clip(max=scale.high), "row": 1, "col": column}
+        fig.add_surface(**places, coloraxis="coloraxis")
+    x, y = names_of(frame)
+    fig.update_scenes(xaxis_title_text=x, yaxis_title_text=y, zaxis_title_text=scale.name)
+    fig.update_scenes(zaxis_range=[scale.low, scale.high])
+    colours = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
+    fig.update_layout(coloraxis=colours, template="none")
+    surface = fig.to_html(full_html=False, div_id="landscape", config={"displaylogo": False})
+    head = '<html lang="en"><head><meta charset="utf-8"><title>Loss landscape</title></head>'
+    return f"<!doctype html>{head}<body>{surface}</body></html>"
 
 
 @diagnostic(

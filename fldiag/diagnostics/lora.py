@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -22,11 +22,8 @@ from fldiag.plotting.shapes import floats, lines
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, only
 from fldiag.results.summary import Item, Say, Small
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Metric -> the name of its axis.
 METRICS = {
@@ -54,26 +51,25 @@ def layer_rows(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]
 
     Without values where the adapters do nothing yet, as all B are 0."""
     eps, a, b, p = torch.finfo(a.dtype).eps, a.double(), b.double(), p.double()
-    is_zero = not bool(b.any())
     # the mean of the products is left @ right; averaged factors give (scale mean B) @ mean A
     left, right = (scale * p[:, None, None] * b).transpose(0, 1).flatten(1), a.flatten(0, 1)
     mean_b, mean_a = scale * torch.tensordot(p, b, 1), torch.tensordot(p, a, 1)
     singular = singular_values(left, right)
     size = float(torch.linalg.vector_norm(singular))
     rounding = eps * left.shape[1] * float(left.norm() * right.norm())
-    is_known = size > rounding and not is_zero
+    is_known = size > rounding  # not where all B are 0
     rest = singular_values(torch.cat([left, -mean_b], 1), torch.cat([right, mean_a]))
-    numbers = {"update_norm": None if is_zero else size}
+    numbers = {"update_norm": size if b.any() else None}
     numbers["aggregation_error"] = float(rest.norm()) / size if is_known else None
     numbers["effective_rank"] = effective_rank(singular) if is_known else None
     for metric, value in numbers.items():
         yield {"moment": "aggregated", "scope": "global", "metric": metric, "value": value}
     bases = [row_space(factor, eps) for factor in a]
-    for (i, first), (j, second) in combinations(enumerate(bases), 2):
+    for (k, first), (j, second) in combinations(zip(ids, bases, strict=True), 2):
         value = procrustes(first, second)
         most = (first.shape[1] + second.shape[1]) ** 0.5
-        numbers = {"value": value, "scaled": value / most} if most and not is_zero else {}
-        about = {"moment": "trained", "scope": "pair", "client": ids[i], "client_b": ids[j]}
+        numbers = {"value": value, "scaled": value / most} if most and b.any() else {}
+        about = {"moment": "trained", "scope": "pair", "client": k, "client_b": j}
         yield {**about, "metric": "misalignment", "value": None, **numbers}
 
 
@@ -101,12 +97,11 @@ def procrustes(first: Tensor, second: Tensor) -> float:
 def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     """metric, layer, round -> the number shown, a mean over pairs of clients."""
     rows = only(frame, metric=tuple(METRICS)).dropna(subset=["layer"])
-    shown = rows["scaled"].where(rows["metric"] == "misalignment", rows["value"])
-    rows = rows.assign(value=floats(shown)).dropna(subset=["value"])
+    rows = rows.assign(value=floats(rows["scaled"].fillna(rows["value"]))).dropna(subset=["value"])
     return rows.groupby(["metric", "layer", "round"], as_index=False, sort=False)["value"].mean()
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """Aggregation error, misalignment (mean over the pairs of clients, as a share of the largest possible) and effective rank of
     the mean update, over the rounds: a line a layer, of at most six."""
     means = by_layer(frame).assign(stderr=None)
@@ -131,8 +126,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     last = last_round(means)
     yield Say(f"adapters in round {last}: what averaging their factors loses")
     wide = only(means, round=last).pivot(index="layer", columns="metric", values="value")
-    rows = wide.reindex(columns=list(METRICS)).astype(object).reset_index()
-    yield Small(rows.where(rows.notna(), None).to_dict("records"), {"layer": "layer", **METRICS})
+    rows = wide.reindex(columns=list(METRICS)).reset_index()
+    yield Small.of(rows, {"layer": "layer", **METRICS})
 
 
 @diagnostic(
@@ -169,6 +164,4 @@ def lora(history: History) -> pd.DataFrame:
             "train with adapters (--set model.lora_rank=8), or record a model of peft",
             usage=True,
         )
-    rows = [*history.map_rounds(round_rows), *history.final_rows()]
-    rows = [{"masked": row["value"] is None, **row} for row in rows]
-    return table([*rows, *history.notes], **history.common)
+    return history.table([*history.map_rounds(round_rows), *history.final_rows()])

@@ -6,9 +6,9 @@ data) and as its released code computes them (one trace a parameter tensor, all 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,15 +22,13 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, pairs
 from fldiag.problem.diagonal import Diagonal, diagonal, norm
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Say, Small, missing_notes
-from fldiag.results.table import Row, table
+from fldiag.results.table import Row
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
 FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
@@ -57,8 +55,44 @@ class Curvature(NamedTuple):
     is_converged: bool
 
 
-#: A model on one slice: the round, the client's place in it (None: the aggregated model), and on whose data.
-Unit = tuple[int, int | None, str]
+#: A model on examples: the round, the moment, the client (None: the aggregated model on all data), and a key of ``DATA``.
+Unit = tuple[int, str, int | None, str]
+
+
+# Loss surfaces of a round
+
+
+def on_surfaces(
+    history: History, units: Sequence[Unit], function: Callable[..., Any], **options: Any
+) -> Iterator[tuple[Unit, Any]]:
+    """``function(problem, unit, **options)`` of these loss surfaces, wherever the workspace computes.
+
+    A model whose curvature cannot be computed is left out, with a note."""
+    results = workspace().map(_measure, history, units, function=function, options=options)
+    for unit, result in zip(units, results, strict=True):
+        if isinstance(result, FldiagError):
+            r, _, client, _ = unit
+            who = "the aggregated model" if client is None else f"client {client}"
+            history.note(r, f"{who} is left out: {result.what}", client)
+        else:
+            yield unit, result
+
+
+def _measure(
+    history: History, unit: Unit, function: Callable[..., Any], options: dict[str, Any]
+) -> Any:
+    round, moment, client, place = unit
+    stored, examples, name = history.stored(round), history.pool.clients, "train"
+    weights, scope = stored.end, "global" if client is None else "client"
+    if client is not None and moment == "trained":
+        weights = stored.client(stored.ids.index(client))
+    if client is not None and place == "client":
+        examples, name = history.pool.train_slice(client), f"client:{client}/train"
+    about: Row = {"round": round, "moment": moment, "scope": scope, "client": client}
+    try:
+        return function(history.problem(weights, examples, name, **about), unit, **options)
+    except FldiagError as error:
+        return error
 
 
 # Hessians
@@ -67,23 +101,18 @@ Unit = tuple[int, int | None, str]
 def round_rows(
     history: History, stored: Stored, places: Sequence[str], options: dict[str, Any]
 ) -> list[Row]:
-    """All rows of a round. A client whose Hessian cannot be computed is noted and left out."""
+    """All rows of a round."""
+    r = stored.round
     # the longest first: the aggregated model, then clients on all clients' data, then on their own
-    units: list[Unit] = [(stored.round, None, "global")]
-    units += [(stored.round, j, p) for p in reversed(places) for j in range(len(stored.ids))]
-    results = list(workspace().map(hessian, history, units, spectrum_on=places[0], **options))
-    errors: dict[int | None, FldiagError] = {}
+    units: list[Unit] = [(r, "aggregated", None, "global")]
+    units += [(r, "trained", k, place) for place in reversed(places) for k in stored.ids]
     groups: dict[str, list[Curvature]] = {"": []}  # the aggregated model has no place
-    for (_, j, place), result in zip(units, results, strict=True):
-        if isinstance(result, FldiagError):
-            errors.setdefault(None if j is None else stored.ids[j], result)
-        else:
-            groups.setdefault("" if j is None else place, []).append(result)
-    for client, error in errors.items():
-        who = "the aggregated model" if client is None else f"client {client}"
-        history.note(stored.round, f"{who} is left out: {error.what}", client)
+    for (*_, client, place), of in on_surfaces(
+        history, units, hessian, spectrum_on=places[0], **options
+    ):
+        groups.setdefault("" if client is None else place, []).append(of)
     if not groups.keys() >= {*places}:
-        raise next(iter(errors.values()))
+        raise FldiagError(history.notes[-1]["note"])
     rows: list[Row] = []
     for place in places:
         rows += [row for client in groups[place] for row in client.rows]
@@ -95,54 +124,40 @@ def round_rows(
 
 
 def hessian(
-    history: History,
+    problem: Problem,
     unit: Unit,
     spectrum_on: str,
     k: int,
     rtol: float,
     max_products: int,
     seed: int,
-) -> Curvature | FldiagError:
+) -> Curvature:
     """The Hessian of one model on one slice; the top eigenvectors of a client's on ``spectrum_on`` alone."""
-    round, j, place = unit
-    stored = history.stored(round)
+    *_, client, place = unit
     options: dict[str, Any] = {"seed": seed, "progress": workspace().show}
-    labels: Row = {"moment": "aggregated", "scope": "global", "client": None}
-    weights, examples, name = (stored.aggregated, stored.buffers), history.pool.clients, "train"
-    if j is not None:
-        client = stored.ids[j]
-        weights = stored.client(j)
-        labels = {"moment": "trained", "scope": "client", "client": client}
-        if place == "client":
-            examples, name = history.pool.train_slice(client), f"client:{client}/train"
+    whole = diagonal(problem, rtol=rtol, entries=True, max_products=max_products, **options)
+    rows = problem.centre.rows(problem) + diagonal_rows(whole, rtol)
     space, is_converged = None, True
-    try:
-        problem = history.problem(weights, examples, name, **labels)
-        if not bool(torch.isfinite(problem.w).all()):
-            raise FldiagError("its weights are not finite")
-        whole = diagonal(problem, rtol=rtol, entries=True, max_products=max_products, **options)
-        rows = problem.centre.rows(problem) + diagonal_rows(whole, rtol)
-        if k and (j is None or place == spectrum_on):
-            most = max(100, 8 * k, max_products)
-            # strict: the overlaps are of the vectors
-            top = eigenpairs(problem, k, strict=True, max_products=most, **options)
-            rows += eigenvalue_rows(problem, top, matrix="hessian")
-            sizes, is_converged = np.abs(top.values), bool(top.converged.all())
-            if sizes.min() > problem.noise * sizes.max():
-                space = top.vectors.to("cpu", problem.dtype)
-    except FldiagError as error:
-        return error
+    if k and (client is None or place == spectrum_on):
+        most = max(100, 8 * k, max_products)
+        # strict: the overlaps are of the vectors
+        top = eigenpairs(problem, k, strict=True, max_products=most, **options)
+        rows += eigenvalue_rows(problem, top, matrix="hessian")
+        sizes, is_converged = np.abs(top.values), bool(top.converged.all())
+        if sizes.min() > problem.noise * sizes.max():
+            space = top.vectors.to("cpu", problem.dtype)
     of_tensors = np.array([whole.trace([n]) for n in problem.layout.names], dtype=float)
     traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
-    noise = whole.vector_stderr()
-    vector = whole.vector().to("cpu", problem.dtype)
-    noise = torch.zeros_like(vector) if noise is None else noise.to("cpu", problem.dtype)
-    common = {**problem.common, "data": None if j is None else place}
+    noise = torch.cat(list(whole.stderr.values())).to("cpu", problem.dtype)
+    common = {**problem.common, "data": None if client is None else place}
     return Curvature(
-        labels["client"],
+        client,
         problem.n,
         [{**common, **row} for row in rows],
-        {"diag": (vector, noise), "tensor_trace": (traces, errors)},
+        {
+            "diag": (whole.vector().to("cpu", problem.dtype), noise),
+            "tensor_trace": (traces, errors),
+        },
         {"diag": whole.converged, "tensor_trace": bool(errors.norm() <= rtol * traces.norm())},
         whole.estimator(),
         space,
@@ -165,28 +180,29 @@ def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
 def matching_rows(clients: Sequence[Curvature], form: str, place: str) -> list[Row]:
     """H_N and H_D of every pair, and their means without and with self pairs."""
     directions = [direction(*client.vectors[form]) for client in clients]
+    count = max if place == "global" else sum
     common: Row = {"diag_mode": form, "data": place, "moment": "trained", "slice": SLICES[place]}
     common["estimator"] = " and ".join(sorted({client.estimator for client in clients}))
     # a client without curvature has no direction, not even with itself
     selves = {"H_N": [0.0] * len(clients), "H_D": [1.0 for *_, size in directions if size]}
     rows: list[Row] = []
+
+    def add(some: Sequence[Curvature], **about: Any) -> None:
+        about["converged"] = all(client.converged[form] for client in some)
+        rows.append({**common, **about, "n_examples": count(client.n for client in some)})
+
     for metric, compare in (("H_N", norm_difference), ("H_D", cosine)):
         common["metric"], values = metric, list[float]()
         for (a, of_a), (b, of_b) in combinations(zip(clients, directions, strict=True), 2):
             value, error = compare(of_a, of_b)
             values += [value] * (value == value)
-            row: Row = {"scope": "pair", "client": a.client, "client_b": b.client}
-            row |= {"value": value, "stderr": error or None}
-            row["converged"] = a.converged[form] and b.converged[form]
-            rows.append({**common, **row, "n_examples": a.n if place == "global" else a.n + b.n})
-        sizes = [client.n for client in clients]
+            pair: Row = {"scope": "pair", "client": a.client, "client_b": b.client}
+            add((a, b), **pair, value=value, stderr=error or None)
         whole: Row = {"scope": "global", "n_clients": len(clients)}
-        whole["n_examples"] = sizes[0] if place == "global" else sum(sizes)
-        whole["converged"] = all(client.converged[form] for client in clients)
         for has_self_pairs in (False, True):
             terms = [*values, *values, *selves[metric] * has_self_pairs]
             mean = float(np.mean(terms)) if terms else None
-            rows.append({**common, **whole, "self_pairs": has_self_pairs, "value": mean})
+            add(clients, **whole, self_pairs=has_self_pairs, value=mean)
     return rows
 
 
@@ -221,39 +237,37 @@ def overlap_rows(
     """Overlap of the top eigenspaces of every pair of clients, and of every client with the aggregated model, and their means:
     the mean squared cosine of the principal angles of two orthonormal bases [k, P]."""
     common: Row = {"moment": "trained", "slice": slice_name, "estimator": "lanczos"}
-    both = {"eigenspace_overlap": list(combinations(clients, 2))}
-    if whole:
-        both["global_overlap"] = [(client, whole[0]) for client in clients]
     rows, means = list[Row](), list[Row]()
-    for metric, couples in both.items():
-        values: list[float] = []
-        for a, b in couples:
-            row: Row = {"scope": "pair" if b.client is not None else "client", "client": a.client}
-            row |= {"metric": metric, "client_b": b.client, "value": None}
+    couples = {
+        "eigenspace_overlap": ("pair", combinations(clients, 2)),
+        "global_overlap": ("client", product(clients, whole)),
+    }
+    for metric, (scope, both) in couples.items():
+        common["metric"], values, is_converged = metric, list[float](), True
+        for a, b in both:
+            row: Row = {"scope": scope, "client": a.client, "client_b": b.client, "value": None}
             row["converged"] = a.is_converged and b.is_converged
+            is_converged &= row["converged"]
             if a.space is not None and b.space is not None:
                 cosines = a.space.double() @ b.space.double().T
                 row["value"] = min(float(cosines.square().sum()) / len(a.space), 1.0)
                 values.append(row["value"])
             rows.append({**common, **row})
-        mean: Row = {"metric": metric, "scope": "global", "n_clients": len(clients)}
-        mean["value"] = float(np.mean(values)) if values else None
-        is_converged = all(a.is_converged and b.is_converged for a, b in couples)
-        means.append({**common, **mean, "converged": is_converged})
+        mean = float(np.mean(values)) if values else None
+        about: Row = {"scope": "global", "n_clients": len(clients), "converged": is_converged}
+        means.append({**common, **about, "value": mean})
     return rows + means
 
 
 # Picture and summary
 
 
-def draw(table: pd.DataFrame) -> Figure | None:
+def draw(table: pd.DataFrame) -> style.Figure | None:
     """H_N, H_D and eigenspace overlap of every pair of clients in the last round; None where there is one client.
 
     H_N and H_D are of the paper's form, or of the released code's where own data were not asked for. Blank cells: a client with
     itself, and what is not defined. Raises FldiagError for a table of several runs.
     """
-    from matplotlib.colors import LogNorm, Normalize
-
     if table["run"].nunique() > 1:
         raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     rows = only(table, metric="H_N")
@@ -268,11 +282,8 @@ def draw(table: pd.DataFrame) -> Figure | None:
     with style.paper():
         fig, axes = style.panels(len(matrices), 2.3)
         for ax, (metric, wide) in zip(axes, matrices.items(), strict=True):
-            low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
-            # at most four decades: one odd pair shall not bleach the others
-            is_wide = metric == "H_N" and high > 100 * low > 0
-            norm = LogNorm(max(low, high * 1e-4), high) if is_wide else Normalize(low, high)
-            cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
+            # robust: one odd pair shall not bleach the others
+            cells(ax, wide, robust=metric == "H_N", square=True, cbar_kws={"fraction": 0.046})
             mean = number(rows, metric, scope="global", self_pairs=[False, None])
             ax.set(xlabel="client", ylabel="client")
             ax.set_title(f"{titles[metric]}, mean {style.number(mean, 3)}")
@@ -287,18 +298,18 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     clients: list[Row] = []
     for client, slice_name in zip(traces["client"], traces["slice"], strict=True):
         part = only(last, client=client, slice=slice_name)
+        top, trace = only(part, metric="eigenvalue", index=1), only(part, metric="trace")
         row: Row = {"client": "global model" if pd.isna(client) else str(client)}
         row |= {"slice": slice_name, "loss": number(part, "loss")}
-        row["λ_1"] = number(part, "eigenvalue", index=1)
-        row["± residual"] = number(part, "eigenvalue", index=1, column="residual")
-        row |= {"trace": number(part, "trace"), "± stderr": number(part, "trace", column="stderr")}
-        overlaps = only(last, scope="client", client=client)
-        clients.append({**row, "overlap with global": number(overlaps, "global_overlap")})
-    yield Small(clients, {name: name for name in clients[0]})
+        row |= {"λ_1": number(top), "± residual": number(top, column="residual")}
+        row |= {"trace": number(trace), "± stderr": number(trace, column="stderr")}
+        overlap = number(last, "global_overlap", scope="client", client=client)
+        clients.append({**row, "overlap with global": overlap})
+    yield Small.of(clients)
     means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]
     wide = means.pivot_table("value", keys, "metric", dropna=False).dropna(how="all").reset_index()
-    yield Small(wide.tail(24).to_dict("records"), {name: name for name in wide})
+    yield Small.of(wide.tail(24))
     mean = number(last, "eigenspace_overlap", scope="global")
     if mean is not None:
         yield Say(f"mean overlap of the top-{options['k']} eigenspaces of two clients: {mean:.3g}")
@@ -359,5 +370,4 @@ def matching(
         for stored in history.each(every_round=every_round)
         for row in round_rows(history, stored, places, options)
     ]
-    rows = [{"masked": bool(pd.isna(row["value"])), **row} for row in rows]
-    return table([*rows, *history.notes], **history.common)
+    return history.table(rows)

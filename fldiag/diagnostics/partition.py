@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.special import entr, rel_entr
 from torch import Tensor
@@ -37,7 +36,7 @@ from fldiag.sections import Download, Root
 MANY = 100
 
 
-def draw(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> style.Figure:
     """Bubbles over clients (x) and classes (y): their area is proportional to the number of examples, in all panels alike."""
     counts = only(table, metric="count")
     counts = counts[counts["client"].isin(spread(sorted(counts["client"].unique()), MANY))]

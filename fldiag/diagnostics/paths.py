@@ -23,7 +23,7 @@ from fldiag.execution import workspace
 from fldiag.landscape.directions import random_direction
 from fldiag.landscape.paths import Path, rows_along
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, names, need, select, wide_range
+from fldiag.plotting.shapes import floats, wide_range
 from fldiag.problem.data import same
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
@@ -32,7 +32,6 @@ from fldiag.results.select import number, only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
 
-PICTURE = "picture of paths"
 GREY = "#8a8a8a"
 #: Of more paths from one checkpoint those with the largest barriers have a colour and a name.
 MANY = 6
@@ -73,11 +72,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     """The loss along the paths of each checkpoint, a panel each, on one scale.
 
     Parabolas are dashed. A dot marks a barrier, dotted lines its height over the line between the ends.
-    Raises FldiagError for an unfit table.
     """
-    need(frame, ("metric", "run", "index", "x", "value"), PICTURE)
-    frame = frame.assign(run=names(frame["run"]))
-    losses = select(frame, "loss", PICTURE).dropna(subset=["x"])
+    frame = frame.assign(run=frame["run"].fillna("unnamed"))
+    losses = only(frame, metric="loss").dropna(subset=["x"])
     runs, low, high = dict.fromkeys(losses["run"]), *band(losses)
     low, high = np.nanmin(low), np.nanmax(high[high < np.inf])
     longest = min(max(losses.groupby("run")["index"].nunique()), MANY) + 1

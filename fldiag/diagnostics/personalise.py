@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import BeforeValidator, Field
@@ -20,9 +20,6 @@ from fldiag.results.table import PERSONAL, check, table
 from fldiag.runs.run import Run
 from fldiag.sections import Device, Download, Root
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """One row for each run and number of epochs."""
@@ -32,8 +29,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     groups = of_clients(frame).groupby(["run", "index"], sort=False)["value"]
     numbers = groups.agg(clients="count", mean="mean", lowest="min", highest="max")
     numbers.insert(2, "std", groups.std(ddof=0))
-    rows = numbers.rename_axis(["run", "epochs"]).reset_index().to_dict("records")
-    yield Small(rows, {name: name for row in rows[:1] for name in row})
+    yield Small.of(numbers.rename_axis(["run", "epochs"]).reset_index())
 
 
 def of_clients(frame: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +39,7 @@ def of_clients(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 @compares_runs
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """A faint dot a client over the number of fine-tuning epochs, and beside them their mean with their standard deviation;
     several runs stand side by side."""
     rows = of_clients(frame)
@@ -125,19 +121,20 @@ def personalise(
     Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
     from fldiag.method import Personal
-    from fldiag.training.personalise import GlobalModel, measure
-    from fldiag.training.setup import load_weights, setup_of
+    from fldiag.training.personalise import fine_tune
+    from fldiag.training.server import Federation
+    from fldiag.training.setup import setup_of
 
     user_code.allow(model, data)
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download)
         plan = setup.method.personal or Personal((0, 1, 5))
-        lengths = tuple(map(int, epochs.split(","))) if epochs else plan.epochs
-        plan = replace(plan, epochs=lengths)
-        w, buffers = load_weights(run, setup)
-        states: Any = run.states if plan.method and plan.method.client_init(w) else {}
-        start = GlobalModel(w, buffers, states, run.done)
-        rows = measure(setup, plan, start, seed=seed)
-        tables.append(check(table(rows, **run.common)))
+        if epochs:
+            plan = replace(plan, epochs=tuple(map(int, epochs.split(","))))
+        federation = Federation(setup)
+        federation.load(run)
+        if plan.method is not None:
+            federation.clients = run.states
+        tables.append(check(table(fine_tune(federation, plan, seed=seed), **run.common)))
     return pd.concat(tables, ignore_index=True)

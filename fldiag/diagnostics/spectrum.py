@@ -24,11 +24,11 @@ from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, select, wide_range
+from fldiag.plotting.shapes import floats, wide_range
 from fldiag.problem.diagonal import Diagonal, diagonal
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
-from fldiag.problem.weights import copy_module
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.select import only
@@ -53,9 +53,7 @@ LAMBDA_1 = Number(
     {"metric": "eigenvalue", "index": 1, "layer": None},
     needs=("model",),
     options={"k": 1},
-    over="residuals",
     column="λ₁ ± residual",
-    short="λ₁",
     within=("landscape",),
 )
 
@@ -120,10 +118,9 @@ def pyhessian_rows(
     import pyhessian
 
     loss, module = problem.criterion, copy_module(problem.module)
-    views = {**problem.frozen, **problem.layout.views(problem.w)}
     for name, p in module.named_parameters():
-        p.data = views[name]
-        p.requires_grad_(name not in problem.frozen)
+        p.data = problem.state[name]
+        p.requires_grad_(name in problem.layout.names)
     with problem.guarded(), torch.enable_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
         engine = pyhessian.hessian(
@@ -158,11 +155,8 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them.
-
-    Raises FldiagError for a table without eigenvalues.
-    """
-    eigenvalues, density = select(frame, "eigenvalue", "spectrum"), only(frame, metric="density")
+    """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them."""
+    eigenvalues, density = (only(frame, metric=m) for m in ("eigenvalue", "density"))
     looks, count = style.looks(frame["run"]), 1 + (len(density) > 0)
     with style.paper():
         fig = style.figure(style.wide(style.ONE_COLUMN * count), 2.3, layout="constrained")

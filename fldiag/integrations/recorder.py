@@ -22,14 +22,19 @@ from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
 from fldiag.problem.loss import is_probabilities
-from fldiag.problem.weights import copy_module, unwrap_model
+from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs import base
-from fldiag.runs.checkpoint import State
-from fldiag.runs.open_problem import check_merging, logits_of, with_packed_inputs
+from fldiag.runs.checkpoint import State, plain
+from fldiag.runs.open_problem import (
+    base_of,
+    check_merging,
+    keep_base,
+    logits_of,
+    with_packed_inputs,
+)
 from fldiag.runs.run import ABOUT, LOCK, Run, lock
-from fldiag.training.evaluate import score_rows, scores_of
+from fldiag.training.record import evaluate, score_rows
 
 #: The recorders of this process by their folders: ``resume`` takes the place of one that an interrupted cell left.
 OPEN: weakref.WeakValueDictionary[str, Recorder] = weakref.WeakValueDictionary()
@@ -135,7 +140,7 @@ class Recorder:
             "seed": seed,
             "partition": digest(lists),
             "data": dataset.fingerprint() if dataset else None,
-            **base.provenance(self.module),
+            **base_of(self.module),
         }
         self._manifest: dict[str, Any] = {
             "shape": list(shape),
@@ -195,7 +200,7 @@ class Recorder:
                 run.put(name, lambda f, parts=parts: partition.save(f, parts))  # type: ignore[misc]
             if kept:
                 run.put("data.npz", lambda f: packed.save(f, kept))
-            base.keep(run, self.module)
+            keep_base(run, self.module)
             run.begin()
         except BaseException:  # of a full disk nothing stays that would be in the way later
             run.discard()
@@ -333,7 +338,7 @@ class Recorder:
                 weights = own | self.layout.views(torch.as_tensor(weights))
             elif not isinstance(weights, Mapping):
                 weights = dict(zip(own, weights, strict=True))
-            tensors = {str(name): _plain(value) for name, value in weights.items()}
+            tensors = {str(name): plain(value) for name, value in weights.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise FldiagError(
                 f"{label} is not {self.layout.size:,} parameters in {len(own)} tensors: {first_line(error)}",
@@ -373,18 +378,17 @@ class Recorder:
             return []
 
         def outputs(x: Tensor) -> Tensor:
-            z = logits_of(model(x)).float()
+            z = logits_of(model(x[0])).float()
             if not dataset.regression and is_probabilities(z):
                 raise FldiagError("the model returns probabilities, and the loss is of logits")
-            return z
+            return z.unsqueeze(0)
 
         try:
             with torch.random.fork_rng(devices=[]):
                 model.train()
                 model.load_state_dict(state, strict=False)
                 model.eval()
-                dtype = next(model.parameters()).dtype
-                scores = scores_of(outputs, dataset, torch.device("cpu"), dtype)
+                scores = evaluate(outputs, dataset, next(model.parameters()))
         except Exception as error:  # of the user's model, for which training must not end
             text = f"the global model could not be evaluated: {error_text(error)}"
             self.note(text)
@@ -418,14 +422,6 @@ class Recorder:
         if self._owner is not None and self._owner[0] == os.getpid():  # not of a forked copy
             self._owner = None
             self._stack.close()
-
-
-def _plain(value: Any) -> Tensor:
-    """As a dense tensor of real numbers. Raises TypeError or RuntimeError for anything else."""
-    t = torch.as_tensor(value).detach()
-    if t.layout != torch.strided or t.is_meta or t.is_complex():
-        raise TypeError(f"it holds a {t.layout} tensor of {t.dtype} on {t.device}")
-    return t
 
 
 def _rows(metrics: Mapping[str, float] | None, **about: Any) -> list[Row]:

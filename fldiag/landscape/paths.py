@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from fldiag.problem.loss import Scores
 from fldiag.problem.problem import Problem
-from fldiag.problem.scores import Scores
 from fldiag.results.table import Row
 
 #: What the rows along a way have of the rows of scores.
@@ -39,8 +39,7 @@ class Path:
         return Path(start, end.w.double() - start.w.double(), buffers)
 
     def scores(self, t: float) -> Scores:
-        own = self.problem.buffers.items()
-        buffers = {n: b.lerp(self.buffers[n], t) if n in self.buffers else b for n, b in own}
+        buffers = {n: self.problem.state[n].lerp(b, t) for n, b in self.buffers.items()}
         return self.problem.scores(self.problem.w.double() + t * self.offset, buffers)
 
 

@@ -1,5 +1,4 @@
-"""Pictures from tidy tables: ``style`` (colours, sizes, files), ``shapes`` (lines, cells, bars), ``words`` (display names),
-``pages`` (html).
+"""Pictures from tidy tables: ``style`` (colours, sizes, display names, files) and ``shapes`` (lines, cells, bars).
 
 A diagnostic's ``draw(table)`` gives a matplotlib figure and ``style.save`` writes it. Nothing here opens a window, needs a
 display or changes matplotlib's global settings.

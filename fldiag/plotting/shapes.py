@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.results.select import only
 
 if TYPE_CHECKING:  # as in ``style``
     from matplotlib.axes import Axes
@@ -21,37 +19,17 @@ MANY = 50
 # Tables
 
 
-def need(table: pd.DataFrame, columns: Iterable[str], picture: str) -> pd.DataFrame:
-    """The table, or FldiagError saying that it is empty, or which of the columns it lacks."""
-    missing = [c for c in columns if c not in table]
-    if missing or table.empty:
-        what = f"lacks the columns {', '.join(missing)}" if missing else "is empty"
-        raise FldiagError(f"the table for the {picture} {what}", usage=True)
-    return table
-
-
-def select(table: pd.DataFrame, metric: str, picture: str) -> pd.DataFrame:
-    """The rows of one metric, of which there must be some: FldiagError otherwise."""
-    return need(only(table, metric=metric), (), f"{picture}, which shows {metric},")
-
-
 def floats(column: pd.Series) -> np.ndarray:
     """A column as float64, missing values as nan."""
     return pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-
-
-def names(column: pd.Series) -> list[str]:
-    """The column as text; a missing label reads ``unnamed``."""
-    return ["unnamed" if pd.isna(v) else str(v) for v in column]
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """The value of every pair ``client``, ``client_b`` in both halves of a square table; nan for one with itself."""
     rows = rows.astype({"client": int, "client_b": int, "value": float})
     wide = rows.pivot(index="client", columns="client_b", values="value")
-    clients = wide.index.union(wide.columns)
-    wide = wide.reindex(index=clients, columns=clients)
-    return wide.combine_first(wide.T)
+    upper, lower = wide.align(wide.T)
+    return upper.fillna(lower)
 
 
 def compares_runs(draw: Any) -> Any:
@@ -76,39 +54,43 @@ def lines(
         tables: name of a line -> its rows.
         looks: name -> look, where the figure has one legend for all panels; else several lines get a legend below the panel.
     """
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
-    palette = looks or style.looks(tables)
+    palette, handles = looks or style.looks(tables), list[Any]()
     for name, rows in tables.items():
-        points = rows.dropna(subset=["round", "value"]).astype({"round": int})
-        points = points.set_index("round")[["value", "stderr"]].astype(float).sort_index()
-        if len(points) > 1 and np.diff(points.index).min() == 1:
+        points = rows.dropna(subset=["round", "value"])
+        points = points.astype({"round": int, "value": float, "stderr": float})
+        points = points.set_index("round").sort_index()
+        if 1 in np.diff(points.index):
             points = points.reindex(range(points.index[0], points.index[-1] + 1))
         value, error, look = points["value"], points["stderr"], palette[name]
         if len(tables) <= 4:
-            band: dict[str, Any] = {"color": look.color, "alpha": 0.15, "linewidth": 0}
-            ax.fill_between(points.index, value - error, value + error, **band)
-        ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **look.line)
+            band = value - error, value + error
+            ax.fill_between(points.index, *band, color=look.color, alpha=0.15, linewidth=0)
+        handles += ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **look.line)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     ax.set_xlabel("round")
     ax.grid(True)
     if looks is None and len(tables) > 1:
-        keys = [Line2D([], [], **palette[name].line) for name in tables]
-        ncols = 1 if max(map(len, tables)) > 12 else 2
-        below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0)}
-        ax.legend(keys, map(style.plain, tables), ncols=ncols, borderaxespad=4.0, **below)
+        ax.legend(
+            handles,
+            map(style.plain, tables),
+            ncols=1 if max(map(len, tables)) > 12 else 2,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0),
+            borderaxespad=4.0,
+        )
 
 
 def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
     """A faint dot for every row: the clients of each round, under their mean."""
-    places = floats(rows["round"]), floats(rows["value"])
-    ax.plot(*places, ".", ms=3, color=color, alpha=0.4, zorder=1)
+    x, y = floats(rows["round"]), floats(rows["value"])
+    ax.plot(x, y, ".", ms=3, color=color, alpha=0.4, zorder=1)
 
 
 def wide_range(ax: Axes, values: np.ndarray) -> None:
     """A logarithmic axis where positive values spread over more than a factor of 30."""
-    if len(values) and values.min() > 0 and values.max() > 30 * values.min():
+    if len(values) and 0 < 30 * values.min() < values.max():
         ax.set_yscale("log")
 
 
@@ -129,17 +111,15 @@ def bars(
     ax: Axes,
     table: pd.DataFrame,
     looks: Mapping[str, style.Look],
-    *,
     category: str = "layer",
-    error: str = "stderr",
 ) -> None:
-    """Bars from the left by ``category``, the first on top, side by side for every run, each with the ``error`` of its row."""
+    """Bars from the left by ``category``, the first on top, side by side for every run, each with its standard error."""
     order = list(dict.fromkeys(table[category]))
     value, errors = (
         table.astype({column: float})
         .pivot(index=category, columns="run", values=column)
         .reindex(index=order, columns=looks)
-        for column in ("value", error)
+        for column in ("value", "stderr")
     )
     errors = errors.where(errors > 5e-3 * value.abs().max(axis=None))  # others are specks
     colors = [look.color for look in looks.values()]

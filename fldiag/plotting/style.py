@@ -1,5 +1,5 @@
-"""The one style of every picture: the looks of runs and methods, the sheet that pictures are made for, and files that are equal
-for equal tables.
+"""The one style of every picture: the looks of runs and methods, the sheet that pictures are made for, how they write names, and
+files that are equal for equal tables.
 
 Colours are those of Okabe and Ito ("Color Universal Design", 2008) without yellow, which is lost on white, and with a grey and
 a brown; each comes with a marker and a dash pattern, so that lines stay apart in greyscale too.
@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fldiag.errors import FldiagError
-from fldiag.plotting import words
 from fldiag.results.files import write_bytes
 from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
 if TYPE_CHECKING:  # half a second, which a table from the store does not need
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 #: Inches: one column and both columns of a two-column paper; and the height of its page.
 ONE_COLUMN, TWO_COLUMNS, PAGE = 3.35, 6.9, 8.8
+WIDTHS = {"single": ONE_COLUMN, "double": TWO_COLUMNS}
 #: Perceptually uniform, monotone in lightness, safe for colour-blind readers; and from one sign to the other through white.
 COLORMAP, DIVERGING = "viridis", "PuOr_r"
 #: Picture formats, and the metadata that would make two files of one figure differ.
@@ -65,9 +64,8 @@ COLOURS = (
     "#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#661100",
 )
 MARKERS = "oDs^vPXp*"
-DASHES: tuple[Any, ...] = (
-    "-", "-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (2, 1)), (0, (3, 1, 1, 1, 1, 1)),
-    (0, (7, 1.5)), (0, (6, 1, 2, 1)),
+DASHES = (
+    None, None, (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1), (3, 1, 1, 1, 1, 1), (7, 1.5), (6, 1, 2, 1),
 )
 # fmt: on
 #: These have the same look in every picture in which they meet: that of their place.
@@ -102,7 +100,7 @@ def look(place: int) -> Look:
     turn, colour = divmod(max(place - 1, 0), len(COLOURS) - 1)
     colour += place > 0
     marker, dash = (colour + turn) % len(MARKERS), (colour + 3 * turn) % len(DASHES)
-    return Look(COLOURS[colour], MARKERS[marker], DASHES[dash])
+    return Look(COLOURS[colour], MARKERS[marker], (0, DASHES[dash]))
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
@@ -112,35 +110,24 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     True
     """
     labels = list(dict.fromkeys(labels))
-    places: dict[str, int] = {}
+    methods: dict[int, str] = {}
     for label in labels:
         method = re.split("[^a-z0-9]", label.lower().replace("fed-", "fed"), maxsplit=1)[0]
-        if method in METHODS and METHODS.index(method) not in places.values():
-            places[label] = METHODS.index(method)
-    free = (place for place in itertools.count() if place not in places.values())
+        if method in METHODS:
+            methods.setdefault(METHODS.index(method), label)
+    places = {label: place for place, label in methods.items()}
+    free = (place for place in itertools.count() if place not in methods)
     return {label: look(places[label] if label in places else next(free)) for label in labels}
 
 
 # The sheet
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """What pictures are made for.
-
-    ``width``: in inches; None: each picture's own. ``formats``: of the files, the one that people look at first is the last.
-    """
-
-    width: float | None = None
-    formats: tuple[str, ...] = ("pdf", "png")
-
-
-_SHEET: ContextVar[Sheet] = ContextVar("sheet")
-
-
-def sheet() -> Sheet:
-    """The sheet of the ``use_sheet`` around the call, or else the default one."""
-    return _SHEET.get(Sheet())
+#: What pictures are made for: a width in inches (None: each picture's own) and formats of their files, of which people look at
+#: the last one first.
+SHEET: ContextVar[tuple[float | None, tuple[str, ...]]] = ContextVar(
+    "sheet", default=(None, ("pdf", "png"))
+)
 
 
 @contextmanager
@@ -154,15 +141,18 @@ def use_sheet(width: str | float | None = None, format: str | None = None) -> It
     Raises:
         FldiagError: another width or format.
     """
-    before = sheet()
-    formats = before.formats if format is None else tuple(format.lower().split(","))
+    size, formats = SHEET.get()
+    if width is not None:
+        size = inches(width)
+    if format is not None:
+        formats = tuple(format.lower().split(","))
     if not set(formats) <= FORMATS.keys():
         raise FldiagError(f"format = {format!r} is not of {', '.join(FORMATS)}", usage=True)
-    token = _SHEET.set(Sheet(before.width if width is None else inches(width), formats))
+    token = SHEET.set((size, formats))
     try:
         yield
     finally:
-        _SHEET.reset(token)
+        SHEET.reset(token)
 
 
 def inches(width: str | float) -> float:
@@ -171,17 +161,17 @@ def inches(width: str | float) -> float:
     >>> inches("single"), inches("140mm") == 140 / 25.4
     (3.35, True)
     """
-    names = {"single": ONE_COLUMN, "double": TWO_COLUMNS}
     number = re.fullmatch(r"(\d+(?:\.\d+)?)(?:mm)?", str(width))
-    if width not in names and not (number and 60 <= float(number[1]) <= 400):
-        what = f"width = {str(width)!r} is not a picture's width"
+    value = float(number[1]) / 25.4 if number else WIDTHS.get(str(width), 0.0)
+    if not 60 / 25.4 <= value <= 400 / 25.4:
+        what = f"width = {width!r} is not a picture's width"
         raise FldiagError(what, "give single, double or 60 to 400 millimetres", usage=True)
-    return float(number[1]) / 25.4 if number else names[str(width)]
+    return value
 
 
 def wide(natural: float = TWO_COLUMNS) -> float:
     """The width of a picture in inches: the sheet's, or else its own."""
-    return sheet().width or natural
+    return SHEET.get()[0] or natural
 
 
 # Figures
@@ -230,7 +220,7 @@ def panels(
         **options: of ``Figure.subplots``.
     """
     width = wide(width)
-    across = max(1, min(count, across, int(width / least + 1e-9)))
+    across = max(1, min(count, across, int(width / least)))
     down = -(-count // across)
     fig = figure(width, min(row * down + foot, PAGE), layout="constrained")
     axes = list(fig.subplots(down, across, squeeze=False, **options).flat)
@@ -241,37 +231,42 @@ def panels(
 
 def legend(
     fig: Figure, handles: Sequence[Any], labels: Iterable[str], *, ncols: int = 4, **options: Any
-) -> Legend:
+) -> None:
     """A legend below all panels, in as many columns as fit (at most ``ncols``); the figure grows by its rows."""
     labels = [plain(shorten(label, int(14 * fig.get_figwidth()))) for label in labels]
-    options = {"loc": "outside lower center", **options}
     for columns in range(min(ncols, len(labels)) or 1, 0, -1):
-        artist = fig.legend(handles, labels, ncols=columns, **options)
+        artist = fig.legend(handles, labels, ncols=columns, loc="outside lower center", **options)
         box = artist.get_window_extent()
         if columns == 1 or box.width <= fig.bbox.width:
             break
         artist.remove()
     fig.set_figheight(fig.get_figheight() + box.height / fig.dpi)
-    return artist
 
 
-def legend_of_runs(fig: Figure, looks: Mapping[str, Look]) -> Legend:
+def legend_of_runs(fig: Figure, looks: Mapping[str, Look]) -> None:
     """The figure's legend: a line a run."""
     from matplotlib.lines import Line2D
 
-    return legend(fig, [Line2D([], [], **look.line) for look in looks.values()], looks, ncols=3)
+    legend(fig, [Line2D([], [], **look.line) for look in looks.values()], looks, ncols=3)
 
 
 def chance(ax: Axes, value: float, name: bool = True) -> None:
     """A dotted line at the accuracy of guessing, where the curves come near it; the axis then reaches down to it."""
-    low, high = ax.get_ylim()
-    if low > 3 * value:
+    if ax.get_ylim()[0] > 3 * value:
         return
-    ax.set_ylim(bottom=min(low, value - 0.06 * (high - value)))
     ax.axhline(value, color="#666666", linewidth=0.7, linestyle=":", label="_chance")
     if name:
-        place: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "ha": "right"}
-        ax.annotate("chance", (1, value), va="bottom", fontsize=6, color="#555555", **place)
+        place = ax.get_yaxis_transform()
+        ax.text(
+            1,
+            value,
+            "chance",
+            transform=place,
+            ha="right",
+            va="bottom",
+            fontsize=6,
+            color="#555555",
+        )
 
 
 def percents(*axes: Any) -> None:
@@ -280,12 +275,76 @@ def percents(*axes: Any) -> None:
         axis.set_major_formatter(lambda v, _: f"{round(100 * v, 6) + 0.0:g} %")
 
 
-# Text
+# Text: FedAvg for ``fedavg``, ρ for ``rho``, MNIST for ``mnist``; tables keep the registry's names
+
+_WRITTEN = """
+FedACG FedAdam FedAlign FedASAM FedAvg FedAvgM FedBABU FedCM FedDC FedDF FedDyn FedET FedGAMMA FedLESAM FedNova FedNTD
+FedProj FedProx FedRCL FedSAM FedSMOO FedSOL FedSpeed FedTOGA FedYogi GradAug Mixup MoFedSAM MOON SCAFFOLD
+MNIST SVHN PathMNIST TissueMNIST Iris MARC MNLI SNLI LDA IID Dirichlet
+"""
+#: A registered name of a method, a data set, a partition or an option -> how it is written, where not by its own words.
+NAMES = {name.lower(): name for name in _WRITTEN.split()} | {
+    "fedavg_ft": "FedAvg + fine-tuning",
+    "fedlesam_d": "FedLESAM-D",
+    "fedlesam_s": "FedLESAM-S",
+    "fedsol_ft": "FedSOL + fine-tuning",
+    "knnper": "kNN-Per",
+    "perfedavg": "Per-FedAvg",
+    "stochdepth": "stochastic depth",
+    "agnews": "AG News",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "cinic10": "CINIC-10",
+    "imagenet200": "ImageNet-200",
+    "sst2": "SST-2",
+    "lda_fedsol": "LDA",
+    "file": "from a file",
+    "given": "as recorded",
+    "rho": "ρ",
+    "lam": "λ",
+    "beta": "β",
+    "beta_dual": "β (dual)",
+    "kappa": "κ",
+    "mu": "μ",
+    "alpha": "α",
+    "tau": "τ",
+    "gamma": "γ",
+    "lr": "learning rate",
+    "lr_decay": "decay of the learning rate",
+}
+#: What is surely a name within other people's text: a method's, and an option's before its value.
+_METHOD = re.compile(r"(?<!\w)(\w*fed\w*|scaffold)(?!\w)")
+_OPTION = re.compile(r"(?<!\w)(rho|beta|kappa|mu|alpha|tau|lam)(?: ?= ?| (?=\d))")
+
+
+def display_name(registered: str) -> str:
+    """The display name of what is registered; of ``pkg.mod:function`` the function, of others the words.
+
+    A number at the end of a data set's name is how many training images were kept of it.
+
+    >>> [display_name(method) for method in ("fedlesam_d", "strategy:A1", "pkg.mine:steady", "local_only")]
+    ['FedLESAM-D', 'strategy A1', 'steady', 'local only']
+    >>> display_name("cifar10"), display_name("mnist-2000")
+    ('CIFAR-10', 'MNIST (2,000 images)')
+    """
+    head, _, id = registered.rpartition(":")
+    short = f"strategy {id}" if head == "strategy" else id.partition("@")[0]
+    base, _, size = short.rpartition("-")
+    if base in NAMES and size.isdigit():
+        return f"{NAMES[base]} ({int(size):,} images)"
+    return NAMES.get(short, short.replace("_", " "))
 
 
 def plain(text: object) -> str:
-    """Foreign text (a run's label) on one line with display names; a dollar sign in it is one, and begins no mathematics."""
-    return words.label(" ".join(str(text).split())).replace("$", r"\$")
+    """Foreign text (a run's label) on one line with display names; a dollar sign in it is one, and begins no mathematics.
+
+    >>> plain("fedsol-1 rho=2.0"), plain("FedSOL, rho 0.5"), plain("my_fedavg_run")
+    ('FedSOL-1 ρ = 2.0', 'FedSOL, ρ = 0.5', 'my_fedavg_run')
+    """
+    line = " ".join(str(text).split())
+    line = _METHOD.sub(lambda match: NAMES.get(match[0], match[0]), line)
+    line = _OPTION.sub(lambda match: f"{NAMES[match[1]]} = ", line)
+    return line.replace("$", r"\$")
 
 
 def shorten(text: object, width: int) -> str:
@@ -306,8 +365,11 @@ def image(fig: Figure, kind: str, dpi: int = 300) -> bytes:
     """The figure as the bytes of a pdf, png or svg; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     with paper():
-        fig.draw_without_rendering()
-        fig.set_layout_engine("none")  # laid out again with a colour bar, it would differ by a hair
+        if engine := fig.get_layout_engine():
+            engine.execute(fig)
+            fig.set_layout_engine(
+                "none"
+            )  # laid out again with a colour bar, it would differ by a hair
         fig.savefig(buffer, format=kind, dpi=dpi, metadata=FORMATS[kind])
     return buffer.getvalue()
 
@@ -326,5 +388,4 @@ def save(fig: Figure, path: str | Path, formats: Iterable[str] = ()) -> list[Pat
     Raises:
         FldiagError: the folder cannot be written.
     """
-    kinds = formats or sheet().formats
-    return [write_bytes(f"{path}.{kind}", image(fig, kind)) for kind in kinds]
+    return [write_bytes(f"{path}.{kind}", image(fig, kind)) for kind in formats or SHEET.get()[1]]

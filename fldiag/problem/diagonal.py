@@ -23,36 +23,31 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from fldiag.curvature.lanczos import Krylov
-from fldiag.curvature.operator import Curvature, Differences, finite
-from fldiag.problem.data import Tree, count, cut
+from fldiag.curvature.operator import Curvature, Differences, finite, pull_back
+from fldiag.problem.data import Tree
 from fldiag.problem.problem import Problem
 from fldiag.seeding import torch_rng
 
 #: Probes that are drawn at least, to know their scatter; products for a Krylov space that is counted exactly.
 LEAST, STEPS = 10, 20
-#: Bytes of the graphs of one piece of the computation.
-PIECE = 64 * 2**20
 #: Relative size of a layer's second derivative, or of a difference from a product, that is rounding.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-8}
+GRAPH: dict[str, Any] = {"create_graph": True, "materialize_grads": True}
 #: Numbers of an example's output, each of which takes a backward pass.
 MOST_OUTPUTS = 1000
 
 
-def _inputs(m: nn.Module, a: Tensor) -> Tensor | None:
-    """The inputs of an affine layer with columns of positions [b, K, L], so that its outputs are W times them; None for another
-    layer."""
+def _inputs(m: nn.Module, a: Tensor) -> Tensor:
+    """The inputs of an affine layer with columns of positions [b, K, L], so that its outputs are W times them; of another layer
+    none."""
     if type(m) is nn.Linear:
         return a.reshape(len(a), -1, a.shape[-1]).transpose(1, 2)
-    if (
-        type(m) is nn.Conv2d
-        and m.groups == 1
-        and m.padding_mode == "zeros"
-        and type(m.padding) is tuple
-    ):
+    is_plain = type(m) is nn.Conv2d and (m.groups, m.padding_mode) == (1, "zeros")
+    if is_plain and type(m.padding) is tuple:
         return F.unfold(a, m.kernel_size, m.dilation, m.padding, m.stride)
     if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.running_mean is not None:
-        return F.batch_norm(a, m.running_mean, m.running_var, None, None, False, 0.0, m.eps)
-    return None
+        return F.batch_norm(a, m.running_mean, m.running_var, eps=m.eps)
+    return a[:0]
 
 
 def _squares(m: nn.Module, a: Tensor, g: Tensor) -> dict[str, Tensor]:
@@ -75,11 +70,9 @@ def _factors(loss: Callable[[Tensor], Tensor], z: Tensor) -> list[tuple[float, T
     slope = grad(loss(at), at, create_graph=True)[0]
     if not slope.requires_grad:  # linear in the outputs
         return []
-    columns = [
-        grad(slope, at, e.expand(b, -1).reshape(at.shape), retain_graph=True)[0].reshape(b, -1)
-        for e in torch.eye(z[0].numel()).to(at)
-    ]
-    values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
+    units = torch.eye(z[0].numel()).to(at)
+    columns: Any = [pull_back([slope], [at], [e.view_as(at[0])])[0] for e in units]
+    values, vectors = torch.linalg.eigh(torch.stack(columns, -1).reshape(b, len(units), -1))
     values = values * (values.abs() > 1e-12 * values.abs().amax(1, keepdim=True))
     factors = []
     for sign in (1.0, -1.0):
@@ -96,32 +89,25 @@ def ggn_diagonal(
 
     Layers that are used twice, or not at all, or whose inputs are no arrays of examples, are left out.
     """
-    uses: dict[str, list[tuple[Tensor | None, Tensor]]] = {n: [] for n in layers}
-
-    names = {m: n for n, m in layers.items()}
+    uses: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {m: [] for m in layers.values()}
 
     def record(m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Any:
-        if m not in names:
+        if m not in uses:
             return out
         out = out if out.requires_grad else out.detach().requires_grad_()
-        uses[names[m]].append((_inputs(m, inputs[0].detach()), out))
+        uses[m].append((_inputs(m, inputs[0].detach()), out))
         return out.clone()  # an operation in place must not change the record
 
-    with torch.enable_grad(), register_module_forward_hook(record):
+    with torch.enable_grad(), problem.guarded(), register_module_forward_hook(record):
         z = problem.call(problem.w, x)
         factors = _factors(loss, z)
-    records = {
-        name: use[0]
-        for name, use in uses.items()
-        if len(use) == 1 and use[0][0] is not None and len(use[0][0]) == len(z)
-    }
+    used = {n: uses[m][0] for n, m in layers.items() if [len(a) for a, _ in uses[m]] == [len(z)]}
     sums: dict[str, Tensor] = {}
-    for sign, s in factors if records else ():
-        gs = grad(z, [out for _, out in records.values()], s, retain_graph=True)
-        for (name, (a, _)), g in zip(records.items(), gs, strict=True):
-            assert a is not None
+    for sign, s in factors if used else ():
+        gs = pull_back([z], [out for _, out in used.values()], [s])
+        for (name, (a, _)), g in zip(used.items(), gs, strict=True):
             for tensor, value in _squares(layers[name], a, g).items():
-                key = f"{name}.{tensor}" if name else tensor
+                key = f"{name}.{tensor}".lstrip(".")
                 sums[key] = sums.get(key, 0.0) + sign * value.double()
     return sums
 
@@ -145,44 +131,41 @@ def exact_layers(problem: Problem) -> dict[str, nn.Module]:
     """
     x, _ = problem.sample()
     weights = {n: v.detach().requires_grad_() for n, v in problem.layout.views(problem.w).items()}
-    leaves, rng = list(weights.values()), torch_rng(0, "exact layers")
+    rng, rounding = torch_rng(0, "exact layers"), max(ROUNDING[problem.dtype], problem.noise)
     with torch.enable_grad():
         z = problem.call(weights, x)
         if problem.by_differences or not isinstance(z, Tensor) or z[0].numel() > MOST_OUTPUTS:
             return {}
         u = torch.randn(z.shape, generator=rng).to(z)
         slopes, squares = (
-            dict(zip(weights, grad(f, leaves, create_graph=True, allow_unused=True), strict=True))
+            dict(zip(weights, grad(f, [*weights.values()], **GRAPH), strict=True))
             for f in ((u * z).sum(), half_square(z))
         )
 
     def is_linear(names: Sequence[str]) -> bool:
         """Whether the combined outputs have no second derivative within a layer, along a random vector."""
-        if not names or any(slopes[n] is None for n in names):
-            return False
         curved = [n for n in names if slopes[n].requires_grad]
-        inner, outer = ([of[n] for n in curved] for of in (weights, slopes))
+        outer, inner = ([of[n] for n in curved] for of in (slopes, weights))
         vectors = [torch.randn(t.shape, generator=rng).to(t) for t in outer]
-        parts: Any = curved and grad(outer, inner, vectors, retain_graph=True, allow_unused=True)
+        parts = pull_back(outer, inner, vectors) if curved else ()
         size = sum(float(slopes[n].detach().norm()) for n in names)
         return sum(float(p.norm()) for p in parts if p is not None) <= rounding * size
 
     def is_so(name: str) -> bool:
         """Whether the largest entry of a diagonal is that of the derivative of the slope."""
-        i = int(squared[name].argmax())
-        slope = squares[name].reshape(-1)[i]
-        entry = float(grad(slope, weights[name], retain_graph=True)[0].reshape(-1)[i])
-        return abs(entry - float(squared[name].reshape(-1)[i])) <= rounding * abs(entry)
+        entries = squared[name].reshape(-1)
+        i = int(entries.argmax())
+        column = grad(squares[name].reshape(-1)[i], weights[name], retain_graph=True)[0]
+        entry = float(column.reshape(-1)[i])
+        return abs(entry - float(entries[i])) <= rounding * abs(entry)
 
-    rounding = max(ROUNDING[problem.dtype], problem.noise)
-    names = {layer or "": tensors for layer, tensors in problem.layout.layers.items()}
-    modules = dict(problem.module.named_modules())
-    layers = {n: modules[n] for n, tensors in names.items() if n in modules and is_linear(tensors)}
+    modules, tensors = dict(problem.module.named_modules()), problem.layout.layers
+    layers = {n: modules[n] for n in tensors if n in modules and is_linear(tensors[n])}
     squared = ggn_diagonal(problem, layers, x, half_square)
     return {
         layer: m
         for layer, m in layers.items()
-        if all(n in squared and is_so(n) for n in names[layer])
+        if all(n in squared and is_so(n) for n in tensors[layer])
     }
 
 
@@ -191,18 +174,13 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
 
     Raises FldiagError where it is not finite.
     """
-    layers = exact_layers(problem)
-    names = {n for layer in layers for n in problem.layout.layers[layer]}
-    sums = {n: problem.weight_decay * torch.ones_like(problem.w[:1]).double() for n in names}
-    step = max(1, PIECE // (4 * problem.bytes_of_example))
-    total = problem.guarded()(problem.criterion.total)
+    layers, views = exact_layers(problem), problem.layout.views(problem.w.double())
+    names = [n for layer in layers for n in problem.layout.layers[layer]]
+    sums = {n: torch.full_like(views[n].reshape(-1), problem.weight_decay) for n in names}
     for x, y in problem.batches() if layers else ():
-        for start in range(0, count(x), step):
-            xs, ys = cut((x, y), slice(start, start + step))
-            parts = ggn_diagonal(problem, layers, xs, lambda z, ys=ys: total(z, ys))  # type: ignore[misc]
-            for name, value in parts.items():
-                if name in names:
-                    sums[name] = sums[name] + value.reshape(-1) / problem.weight
+        parts = ggn_diagonal(problem, layers, x, lambda z, y=y: problem.criterion.total(z, y))  # type: ignore[misc]
+        for name in parts.keys() & sums.keys():
+            sums[name] += parts[name].reshape(-1) / problem.weight
     return {n: finite(v) for n, v in sums.items()}
 
 

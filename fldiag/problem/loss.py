@@ -1,6 +1,7 @@
-"""A loss as two sums: that of a slice is the sum of ``total`` over its batches, divided by the sum of ``count``.
+"""A loss as two sums, and what weights score by it.
 
-So class weights, ignored labels and padding count the same whatever the batch size.
+The loss of a slice is the sum of ``total`` over its batches, divided by the sum of ``count``. So class weights, ignored labels
+and padding count the same whatever the batch size.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
-from fldiag.losses import IGNORED
+from fldiag.losses import IGNORED, multi_label
 from fldiag.problem.data import Tree, count, cut, describe
+from fldiag.results.summary import guess_accuracy
+from fldiag.results.table import Row
 
 #: Modules that are functions of torch, and the options that these have in common.
 FUNCTIONS = {
@@ -30,11 +33,19 @@ OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing")
 
 @dataclass(frozen=True)
 class Loss:
-    """``total(outputs, y)``: the sum over a batch; ``count(y)``: how much the batch counts; ``mean_over``: what it counts."""
+    """A loss as sums.
+
+    Args:
+        total: (outputs, y) -> the sum over a batch.
+        count: y -> how much the batch counts.
+        mean_over: what it counts.
+        single: (outputs, y) -> total and count of every example [b], where that is known.
+    """
 
     total: Callable[[Any, Tree], Tensor]
     count: Callable[[Tree], Any]
     mean_over: str = "examples"
+    single: Callable[[Any, Tree], tuple[Tensor, Tensor]] | None = None
 
     def each(self, z: Any, y: Tree) -> tuple[Tensor, Tensor] | None:
         """Total and count of every example [b] in float64; None where the loss cannot be taken one by one."""
@@ -44,7 +55,7 @@ class Loss:
             return self.total(z, y), torch.as_tensor(self.count(y), dtype=torch.float64)
 
         try:
-            totals, counts = torch.func.vmap(one)(z, y)
+            totals, counts = (self.single or torch.func.vmap(one))(z, y)
         except Exception:  # whatever a user's loss cannot do this way
             return None
         return totals.double(), counts.to(totals.device)
@@ -75,19 +86,19 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
         return _entropy(function, **options)
     if isinstance(loss(z, y), (tuple, list)):
         forms = [_counted(loss, z)]
-        is_sound = float(forms[0].count(y)) == float(_counted(loss, 2 * z).count(y))
+        if float(forms[0].count(y)) != float(_counted(loss, 2 * z).count(y)):
+            forms = []
     else:
-        forms, is_sound = [_mean(loss, count)], True
+        forms = [_mean(loss, count)]
     if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
-        forms.append(_mean(loss, lambda y: (y["labels"] != IGNORED).sum(), "labels that count"))
-        after = "labels after the first"
-        forms.append(_mean(loss, lambda y: (y["labels"][:, 1:] != IGNORED).sum(), after))
+        for first, what in enumerate(("labels that count", "labels after the first")):
+            forms.append(_mean(loss, functools.partial(_count_labels, first), what))
         labels = y["labels"].clone()
         for i, row in enumerate(labels):  # ever fewer, as rows alike tell no form from another
             row[len(row) - (len(row) - 1) * i // len(labels) :] = IGNORED
         x, y = {**x, "labels": labels}, {**y, "labels": labels}
     for sums in forms:
-        if is_sound and is_sum(sums, call, x, y):
+        if is_sum(sums, call, x, y):
             return sums
     raise FldiagError(
         f"the loss of outputs {describe(z)} and targets {describe(y)} is not the mean over the examples: it is a sum, "
@@ -95,6 +106,10 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
         "return the mean over the examples, or (sum, count): the sum over what counts, and how much that is by the targets "
         "alone",
     )
+
+
+def _count_labels(first: int, y: Tree) -> Tensor:
+    return (y["labels"][:, first:] != IGNORED).sum()
 
 
 def _counted(loss: Callable[[Any, Any], Any], z: Tensor) -> Loss:
@@ -107,15 +122,10 @@ def _counted(loss: Callable[[Any, Any], Any], z: Tensor) -> Loss:
 
 
 def _mean(
-    loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], *mean_over: str
+    loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], what: str = "examples"
 ) -> Loss:
     """A mean over what ``count`` counts, as sums."""
-
-    def total(z: Any, y: Tree) -> Tensor:
-        value, size = loss(z, y).reshape(()), count(y)
-        return value * size if isinstance(size, Tensor) or size else torch.zeros_like(value)
-
-    return Loss(total, count, *mean_over)
+    return Loss(lambda z, y: loss(z, y).reshape(()) * count(y), count, what)
 
 
 def is_sum(loss: Loss, call: Callable[[Tree], Any], x: Tree, y: Tree) -> bool:
@@ -144,19 +154,24 @@ def _entropy(
     ignore_index: int = IGNORED,
     **options: Any,
 ) -> Loss:
-    def total(z: Tensor, y: Tensor) -> Tensor:
+    def totals(z: Tensor, y: Tensor) -> Tensor:
         w = None if weight is None else weight.to(z)
         # the axis of the classes is 1, as torch has it, or the last, as language models do
         z = z if z.ndim < 3 or z[:, 0].shape == y.shape else z.movedim(-1, 1)
-        return function(z, y, weight=w, ignore_index=ignore_index, reduction="sum", **options)
+        losses = function(z, y, weight=w, ignore_index=ignore_index, reduction="none", **options)
+        return losses.reshape(len(y), -1).sum(1)
 
-    def counted(y: Tensor) -> Tensor:
-        is_counted = y != ignore_index
-        if weight is None:
-            return is_counted.sum()
-        return (weight.to(y.device).double()[y * is_counted] * is_counted).sum()
+    def counts(y: Tensor) -> Tensor:
+        shares = (y != ignore_index).double()
+        if weight is not None:
+            shares = shares * weight.to(shares)[y * (y != ignore_index)]
+        return shares.reshape(len(y), -1).sum(1)
 
-    return Loss(total, counted)
+    return Loss(
+        lambda z, y: totals(z, y).sum(),
+        lambda y: counts(y).sum(),
+        single=lambda z, y: (totals(z, y), counts(y)),
+    )
 
 
 def is_probabilities(y: Tensor) -> bool:
@@ -164,3 +179,78 @@ def is_probabilities(y: Tensor) -> bool:
     if not y.is_floating_point() or y.ndim != 2 or y.shape[1] < 2:
         return False
     return bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
+
+
+# -- scores
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one set of weights does on a slice.
+
+    Args:
+        loss: the mean loss.
+        each: the loss of every example [n] in float64, so that their mean is the loss; None where it cannot be taken.
+        right: 1 where the answer is right and else 0 [n] in float64; with several labels an example their number, scaled so that
+            the mean is over all labels. None where the loss is no classification.
+        counts: by how much every example counts [n], 1 on average.
+        shares: how often each class is the label, as a share of 1.
+    """
+
+    loss: float
+    each: Tensor | None
+    right: Tensor | None
+    counts: Tensor | None = None
+    shares: tuple[float, ...] = ()
+
+    @property
+    def stderr(self) -> float | None:
+        """The standard error of the loss over the examples; None of a single one."""
+        return None if self.each is None else self.stderr_of(self.each)
+
+    def stderr_of(self, each: Tensor) -> float | None:
+        """The standard error of the mean of numbers of the examples [n] that count as their losses do.
+
+        As the examples may count differently it is that of a ratio of sums, to first order.
+        """
+        rest = each if self.counts is None else each - each.mean() * self.counts
+        return float(rest.double().std()) / math.sqrt(len(each)) if len(each) > 1 else None
+
+    def rows(self, problem: Any) -> list[Row]:
+        """Rows ``loss`` and, of a classification, ``accuracy``, with that of a guess; standard errors over the examples."""
+        common: Row = {"estimator": "exact", "inputs": problem.inputs}
+        rows: list[Row] = [{**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}]
+        if self.right is not None:
+            row: Row = {"metric": "accuracy", "value": float(self.right.mean())}
+            row |= {"stderr": Scores(0.0, self.right, None).stderr}
+            row |= {"guess": guess_accuracy(self.shares, problem.slice_name)}
+            rows.append({**common, **row})
+        return rows
+
+
+def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
+    """How many answers of each example are right [b], and how often each class is the label [classes].
+
+    The answer is the class of the largest output; of a binary cross entropy, whether each output is positive. None where the
+    targets are no numbers of classes, nor one-hot or soft labels.
+    """
+    function, options = form_of(loss)
+    if isinstance(y, Mapping):
+        z, y = z.get("logits") if isinstance(z, Mapping) else z, y.get("labels")
+        if isinstance(y, Tensor) and y.ndim > 1:  # the model may shift them
+            return None
+    if not isinstance(z, Tensor) or not isinstance(y, Tensor):
+        return None
+    if z.shape == y.shape and function in (F.binary_cross_entropy_with_logits, multi_label):
+        answer, labels, classes = z > 0, (y > 0.5).long(), 2
+    else:
+        labels = y.argmax(1) if z.shape == y.shape and is_probabilities(y) else y
+        if labels.is_floating_point() or z.ndim < 2:
+            return None
+        axis = 1 if z.ndim < 3 or z[:, 0].shape == labels.shape else -1
+        answer, classes = z.argmax(axis), z.shape[axis]
+        labels = labels.masked_fill(labels == options.get("ignore_index", IGNORED), -1)
+    if answer.shape != labels.shape or int(labels.max()) >= classes:
+        return None
+    right = (answer == labels).reshape(len(y), -1).sum(1)
+    return right, labels[labels >= 0].bincount(minlength=classes)

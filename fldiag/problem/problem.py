@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from types import CodeType
 from typing import Any, Self
 
 import numpy as np
@@ -23,20 +24,9 @@ from fldiag.curvature.operator import Curvature, Differences, finite
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
 from fldiag.params import Layout
-from fldiag.problem import probe
-from fldiag.problem.data import (
-    Tree,
-    arguments,
-    as_slice,
-    convert,
-    count,
-    cut,
-    join,
-    same,
-)
-from fldiag.problem.loss import Loss, as_sums
-from fldiag.problem.scores import Scores, score
-from fldiag.problem.weights import copy_module, load, unwrap_model, vector
+from fldiag.problem.data import Tree, arguments, as_slice, convert, join, same
+from fldiag.problem.loss import Loss, Scores, answers, as_sums
+from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of, unwrap_model
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.sections import Matrix
@@ -104,9 +94,9 @@ class Problem:
         weight_decay: float = 0.0,
     ):
         self.model, self.user_loss, self.remarks = unwrap_model(model), loss, list[str]()
-        self.name, self.labels = name, dict(labels or {})
+        self.name, self.labels, self.trainable = name, dict(labels or {}), trainable
         self.dtype, self.memory, self.weight_decay = dtype, int(memory), float(weight_decay)
-        self.layout, self.all = Layout.of(self.model, trainable), Layout.of(self.model)
+        self.layout = Layout.of(self.model, trainable)
         place = next(self.model.parameters()).device
         self.device = place if device is None else torch.device(device_of(device, dtype))
         with self.guarded():
@@ -117,14 +107,22 @@ class Problem:
             self.module.eval()
         self.n, self.slice_name = int(self.data.n), str(self.data.name)
         self.forward = inspect.signature(self.module.forward)
-        self._place(dict([*self.module.named_parameters(), *self.module.named_buffers()]))
+        self.place(tensors_of(self.module))
 
-    def _place(self, tensors: Mapping[str, Tensor]) -> None:
-        rest = {n: t.detach().clone() for n, t in tensors.items()}
-        rest = convert(rest, self.dtype, self.device)
-        self.w = self.layout.row({n: rest.pop(n) for n in self.layout.names})
-        self.frozen = {n: rest.pop(n) for n in self.all.names if n in rest}
-        self.buffers = rest
+    def place(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take copies of all the model's tensors, by name, in the problem's precision."""
+        copies = {n: t.detach().clone() for n, t in tensors.items()}
+        self.state = convert(copies, self.dtype, self.device)
+
+    @cached_property
+    def w(self) -> Tensor:
+        """The weights [P]."""
+        return self.layout.row(self.state)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's buffers by name."""
+        return {n: self.state[n] for n, _ in self.module.named_buffers()}
 
     def __repr__(self) -> str:
         name = f"{self.name!r}, " if self.name else ""
@@ -163,15 +161,16 @@ class Problem:
         """
         # with what was computed once and does not depend on weights
         problem = object.__new__(type(self))
-        vars(problem).update({k: v for k, v in vars(self).items() if k not in ("centre", "noise")})
+        own = ("w", "centre", "noise")
+        vars(problem).update({k: v for k, v in vars(self).items() if k not in own})
         if isinstance(params, Tensor):
-            params = self.all.views(vector(params, self.all))
+            params = named(params, Layout.of(self.module))
         tensors = {**self.buffers, **params, **(buffers or {})}
-        own = {**self.frozen, **self.layout.views(self.w), **self.buffers}
-        misfits = [n for n, t in own.items() if n not in tensors or tensors[n].shape != t.shape]
+        shapes = {n: t.shape for n, t in self.state.items()}
+        misfits = [n for n in shapes if n not in tensors or tensors[n].shape != shapes[n]]
         if misfits:
             raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
-        problem._place({n: tensors[n] for n in own})
+        problem.place({n: tensors[n] for n in self.state})
         problem.name = self.name if name is None else name
         problem.labels = dict(self.labels if labels is None else labels)
         problem.remarks = [*self.remarks]
@@ -195,7 +194,7 @@ class Problem:
         about = without_addresses((self.module, self.user_loss))
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        weights = [self.w, self.frozen, self.buffers, self.weight_decay, str(self.dtype)]
+        weights = [self.state, self.weight_decay, str(self.dtype)]
         return digest(about, list(map(code_of, functions)), list(self.layout.names), weights, data)
 
     # -- parts of an evaluation
@@ -248,11 +247,12 @@ class Problem:
         x: Tree,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Any:
-        """The model's outputs on x [b, ...] with weights w [P], or by name (and buffers; default: its own)."""
+        """The model's outputs on x [b, ...] with weights w [P], or by name; and buffers that are not its own."""
         views = self.layout.views(w) if isinstance(w, Tensor) else w
-        tensors = {**self.frozen, **views, **(self.buffers if buffers is None else buffers)}
+        tensors = {**self.state, **views, **(buffers or {})}
+        args = arguments(self.forward, x)
         with self.guarded():
-            return torch.func.functional_call(self.module, tensors, *arguments(self.forward, x))
+            return torch.func.functional_call(self.module, tensors, *args)
 
     def total(self, w: Tensor | Mapping[str, Tensor], x: Tree, y: Tree) -> Tensor:
         """The sum of the losses of a batch."""
@@ -261,8 +261,9 @@ class Problem:
 
     def slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
+        leaf = w.detach().requires_grad_()
         with torch.enable_grad():
-            return torch.autograd.grad(self.total(w, x, y), w, create_graph=twice)[0]
+            return torch.autograd.grad(self.total(leaf, x, y), leaf, create_graph=twice)[0]
 
     @cached_property
     def criterion(self) -> Loss:
@@ -277,7 +278,7 @@ class Problem:
 
     @cached_property
     def _probed(self) -> tuple[torch.dtype, bool]:
-        dtype, by_differences = probe.check(self)
+        dtype, by_differences = check(self)
         if dtype != self.dtype:
             self.remarks.append(
                 f"the model computes in {str(dtype)[6:]} within its forward (autocast?): numbers are as coarse"
@@ -305,21 +306,20 @@ class Problem:
         """Memory that an example takes in the graph of the gradient: the growth from 4 examples to 8."""
         keeps_graph = not self.by_differences  # the probe first: it is not counted
 
-        def saved(n: int) -> int:
-            x, y = cut(self.sample(8), torch.arange(n) % min(self.n, 8))
-            w = self.w.clone().requires_grad_()
-            tensors = probe.saved(lambda: self.slope(w, x, y, keeps_graph))
+        def count_bytes(examples: int) -> int:
+            x, y = self.sample(examples)
+            tensors = saved(lambda: self.slope(self.w.clone(), x, y, keeps_graph))
             storages = [t.untyped_storage() for t in tensors]
             return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
-        return max(1, (saved(8) - saved(4)) // 4)
+        return max(1, (count_bytes(8) - count_bytes(4)) // 4)
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """The batches as (start, stop), of sizes that differ by at most one; the rule is fixed, never timed."""
         room = self.memory // 4
         if self.device.type == "cpu":
-            room = min(room, max(CPU_BYTES, 4 * self.w.element_size() * self.all.size))
+            room = min(room, max(CPU_BYTES, 4 * sum(t.nbytes for t in self.state.values())))
         size = max(1, min(LARGEST, room // self.bytes_of_example))
         parts = -(-self.n // size)
         return [(i * self.n // parts, (i + 1) * self.n // parts) for i in range(parts)]
@@ -330,12 +330,12 @@ class Problem:
 
     def batch(self, i: int) -> tuple[Tree, Tree]:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
-        if i not in self._batches:
-            x, y = self.read(*self.bounds[i])
-            if sum(t.nbytes for t in tree_leaves((x, y))) / count(x) * self.n > self.memory / 4:
-                return x, y
-            self._batches[i] = x, y
-        return self._batches[i]
+        if i in self._batches:
+            return self._batches[i]
+        batch = self.read(*self.bounds[i])
+        if sum(t.nbytes for t in tree_leaves(batch)) * len(self.bounds) <= self.memory / 4:
+            self._batches[i] = batch
+        return batch
 
     def batches(self) -> Iterator[tuple[Tree, Tree]]:
         """The slice, batch by batch."""
@@ -352,7 +352,7 @@ class Problem:
         return total
 
     def _vector(self, w: Tensor | None) -> Tensor:
-        return self.w if w is None else vector(w, self.layout).to(self.w)
+        return self.w if w is None else self.layout.row(named(w, self.layout)).to(self.w)
 
     # -- evaluations
 
@@ -382,7 +382,26 @@ class Problem:
         self, w: Tensor | None = None, buffers: Mapping[str, Tensor] | None = None
     ) -> Scores:
         """Loss and right answers at w [P] (default: ``.w``), of one forward pass."""
-        return score(self, self._vector(w), self.evaluate(w, buffers))
+        loss, scale = self.criterion, self.n / self.weight
+        with torch.no_grad(), self.guarded():
+            batches = [
+                (float(loss.total(z, y)), loss.each(z, y), answers(self.user_loss, z, y))
+                for z, y in self.evaluate(w, buffers)
+            ]
+        totals, singles, replies = zip(*batches, strict=True)
+        penalty = self.weight_decay / 2 * float(self._vector(w).double().square().sum())
+        each = counts = right = None
+        shares: list[float] = []
+        if None not in singles:
+            each, counts = (scale * torch.cat(part) for part in zip(*singles, strict=True))
+            each = each + penalty * counts
+        if None not in replies:
+            rights, labels = zip(*replies, strict=True)
+            number = sum(labels)
+            right = torch.cat(rights).double() * (self.n / int(number.sum()))
+            shares = (number / number.sum()).tolist()
+        mean = math.fsum(totals) / self.weight + penalty
+        return Scores(mean, each, right, counts, tuple(shares))
 
     @cached_property
     def centre(self) -> Scores:
@@ -410,8 +429,8 @@ class Problem:
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w [P] (default: ``.w``), [P] in float64."""
-        at = self._vector(w).detach().clone().requires_grad_()
-        total = self.weight * self.weight_decay * at.detach().double()
+        at = self._vector(w)
+        total = self.weight * self.weight_decay * at.double()
         for x, y in self.batches():
             total += self.slope(at, x, y)
         return finite(total / self.weight) if w is None else total / self.weight
@@ -490,10 +509,23 @@ def without_addresses(value: Any) -> str:
 
 
 def code_of(function: Any) -> str:
-    """What a Python function computes, as far as its byte code and constants say ('' for a built-in one)."""
+    """What a function computes, as far as its byte code and constants say, also of functions within ('' for a built-in one).
+
+    Of a partial function, and of an object that is called, it is that of the function behind it.
+    """
+    function = getattr(function, "func", function)
+    if not hasattr(function, "__code__"):
+        function = getattr(type(function), "forward", type(function).__call__)
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
     inner = [cell.cell_contents for cell in function.__closure__ or ()]
-    text = code.co_code.hex(), code.co_consts, code.co_names, inner, function.__defaults__
-    return without_addresses(text)
+    inner = [_parts_of(getattr(value, "__code__", value)) for value in inner]
+    return without_addresses((_parts_of(code), inner, function.__defaults__))
+
+
+def _parts_of(code: Any) -> Any:
+    """Byte code, constants and names, without places in files; what is no code is itself."""
+    if not isinstance(code, CodeType):
+        return code
+    return code.co_code.hex(), [*map(_parts_of, code.co_consts)], code.co_names

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import pandas as pd
 
 from fldiag import registry
 from fldiag.config import recipe
-from fldiag.errors import FldiagError
-from fldiag.plotting import words
+from fldiag.errors import FldiagError, error_text
+from fldiag.plotting import style
 from fldiag.results.files import csv_text, read_csv, read_csv_bytes, read_json
 from fldiag.results.select import only, split_of
 from fldiag.results.table import COLUMNS, check, table
@@ -22,7 +21,6 @@ from fldiag.runs.run import Run
 
 #: The sections of a config that say how a run was trained.
 SECTIONS = ("data", "partition", "clients", "model", "method", "train")
-_TEXT = {column: str for column, dtype in COLUMNS.items() if dtype == "string"}
 
 
 @dataclass
@@ -54,11 +52,6 @@ class RunTables:
         return dict(self.run.about["config"])
 
     @property
-    def checkpoints(self) -> set[str]:
-        """The sha256 of its files."""
-        return set(self.run.files.values())
-
-    @property
     def data(self) -> str:
         """What tells the data apart."""
         return str(self.run.about["provenance"].get("data") or self.run.path)
@@ -78,13 +71,13 @@ class RunTables:
     @property
     def method(self) -> str:
         """The method's display name."""
-        return words.name(str(self.settings.get("method.name", "unknown")))
+        return style.display_name(str(self.settings.get("method.name", "unknown")))
 
     @property
     def recipe(self) -> str:
         """What only runs have in common that differ by the seed alone. A run trained elsewhere is like no other."""
         training = str(self.run.path) if self.run.origin else recipe(self.config)
-        return json.dumps([training, self.data, self.partition, self.run.done], default=str)
+        return str([training, self.data, self.partition, self.run.done])
 
     def curve(self, metric: str) -> pd.DataFrame:
         """A metric of the global model by round: on test examples, else on those for training, else as it was reported."""
@@ -135,12 +128,12 @@ def read_tables(run: RunTables) -> None:
                 continue
             if kind not in registry.diagnostic:
                 raise FldiagError(f"no diagnostic {kind!r} is installed here")
-            if not set(checkpoints_of(about)) <= run.checkpoints:
+            if not set(checkpoints_of(about)) <= set(run.run.files.values()):
                 raise FldiagError("it is of checkpoints that this run does not have")
             if kind in run.tables:
                 raise FldiagError(f"{run.tables[kind].name} is newer")
             content = read_csv_bytes(file.with_suffix(".csv"), about)
-            rows = check(read_csv(content, dtype=_TEXT, low_memory=False)).astype(COLUMNS)
+            rows = check(read_csv(content, dtype=COLUMNS, low_memory=False)).astype(COLUMNS)
             rows.attrs = {"diagnostic": kind, "options": about.get("options", {})}
             find_alarms = registry.diagnostic.get(kind).alarms
             alarms = find_alarms(rows) if find_alarms else ()
@@ -159,15 +152,14 @@ def checkpoints_of(about: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def name_runs(runs: Iterable[RunTables]) -> None:
+def name_runs(runs: Sequence[RunTables]) -> None:
     """Label runs by method, the settings in which runs of it differ, and seed; by folder too where that is not enough."""
-    runs = list(runs)
     for run in runs:
         alike = [other.settings for other in runs if other.method == run.method]
         parts = [run.method]
         for key, value in run.settings.items():
             if any(settings.get(key) != value for settings in alike):
-                parts.append(f"{words.name(key.rpartition('.')[2])} = {value}")
+                parts.append(f"{style.display_name(key.rpartition('.')[2])} = {value}")
         seed = run.config.get("seed")
         run.label = ", ".join(parts if seed is None else [*parts, f"seed {seed}"])
     labels = [run.label for run in runs]
@@ -178,6 +170,4 @@ def name_runs(runs: Iterable[RunTables]) -> None:
 
 def reason(error: Exception) -> str:
     """What was wrong, in words."""
-    return (
-        error.what if isinstance(error, FldiagError) else f"{type(error).__name__} {error}".strip()
-    )
+    return error.what if isinstance(error, FldiagError) else error_text(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +12,10 @@ from matplotlib.figure import Figure
 
 from fldiag import __version__, registry
 from fldiag.diagnosis.diagnose import Answer
-from fldiag.plotting import style, words
-from fldiag.plotting.pages import Chart, Section, Table, literal, picture, render
-from fldiag.plotting.style import Look
+from fldiag.plotting import style
 from fldiag.registry import Diagnostic
 from fldiag.report.collect import RunTables, reason
+from fldiag.report.document import Section, render
 from fldiag.results import select
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.select import only
@@ -28,14 +28,14 @@ LEAD = (
 )
 
 
-def page(runs: Sequence[RunTables], title: str = "") -> str:
+def page(runs: Sequence[RunTables]) -> str:
     """The page as text."""
     sections = [wrong(runs), overview(runs), curves(runs)]
     for entry in registry.diagnostics():
         members = [run for run in runs if entry.name in run.tables]
         if members:
             sections.append(measured(entry, members))
-    title = title or f"Federated runs: {', '.join(dict.fromkeys(run.method for run in runs))}"
+    title = f"Federated runs: {', '.join(dict.fromkeys(run.method for run in runs))}"
     lead = f"Made with fldiag {__version__}. This file holds all that it shows and fetches nothing."
     return render(title, lead, sections)
 
@@ -49,8 +49,8 @@ def wrong(runs: Sequence[RunTables]) -> Section:
     checks = [entry.name for entry in registry.diagnostics() if entry.alarms]
     for run in runs:
         if run.run.status != "finished":
-            rounds = f"{run.run.done} of {run.config.get('rounds')} rounds"
-            section.alarms.append(f"{run.label}: {run.run.status} after {rounds}.")
+            text = f"{run.run.status} after {run.run.done} of {run.config.get('rounds')} rounds"
+            section.alarms.append(f"{run.label}: {text}.")
         for kind in checks:
             if kind not in run.tables:
                 section.remark(run.label, f"not checked; run {command(kind, run)}")
@@ -118,14 +118,11 @@ def command(verb: str, run: RunTables, *options: str) -> str:
 def data_of(run: RunTables) -> str:
     """Data, partition with its option, and clients."""
     settings = run.settings
-    kind = str(settings.get("partition.kind", "unknown"))
-    parts = [
-        words.data(str(settings.get("data.name", "unknown"))),
-        words.name(kind),
-    ]
+    names = (settings.get(key, "unknown") for key in ("data.name", "partition.kind"))
+    parts = [style.display_name(str(name)) for name in names]
     for key in ("alpha", "shards", "classes"):
         if settings.get(f"partition.{key}") is not None:
-            parts.append(f"{words.name(key)} = {settings[f'partition.{key}']}")
+            parts.append(f"{style.display_name(key)} = {settings[f'partition.{key}']}")
     total, sampled = (settings.get(f"clients.{key}", "?") for key in ("total", "per_round"))
     return ", ".join([*parts, f"{total} clients, {sampled} a round"])
 
@@ -146,8 +143,8 @@ def replicates(runs: Sequence[RunTables]) -> list[list[RunTables]]:
 def over_seeds(runs: Sequence[RunTables], metric: str) -> str:
     """Mean ± standard deviation of the last round; none where a run lacks the number."""
     values = pd.Series([last(run, metric) for run in runs], dtype=float)
-    is_share = metric == "accuracy"
-    return plus_minus(values.mean(skipna=False), values.std(skipna=False), is_share)
+    mean, std = values.mean(skipna=False), values.std(skipna=False)
+    return plus_minus(mean, std, metric == "accuracy")
 
 
 def last(run: RunTables, metric: str, column: str = "value") -> float | None:
@@ -202,7 +199,7 @@ def curves(runs: Sequence[RunTables]) -> Section:
     looks = style.looks(run.label for run in runs)
     for data in dict.fromkeys(run.data for run in runs):
         groups = replicates([run for run in runs if run.data == data])
-        name = words.data(str(groups[0][0].settings.get("data.name") or "unknown data"))
+        name = style.display_name(str(groups[0][0].settings.get("data.name") or "unknown data"))
         for metric in ("accuracy", "loss"):
             traces = [trace for group in groups for trace in traces_of(group, metric, looks)]
             layout = {
@@ -211,14 +208,14 @@ def curves(runs: Sequence[RunTables]) -> Section:
                 "margin": {"l": 50, "r": 10, "t": 20, "b": 40},
                 "legend": {"orientation": "h", "y": -0.25, "yanchor": "top"},
                 "showlegend": True,
-                "template": "none",
             }
-            section.charts.append(Chart(f"{metric.capitalize()} on {name}", traces, layout))
+            figure = {"data": traces, "layout": layout}
+            section.charts.append((f"{metric.capitalize()} on {name}", figure))
     return section
 
 
 def traces_of(
-    group: Sequence[RunTables], metric: str, looks: Mapping[str, Look]
+    group: Sequence[RunTables], metric: str, looks: Mapping[str, style.Look]
 ) -> list[dict[str, Any]]:
     """plotly's line of a run; of several seeds faint ones, and their mean ± standard deviation."""
     first, frames = group[0], [run.curve(metric) for run in group]
@@ -231,12 +228,11 @@ def traces_of(
     return [*faint, trace(f"{method_of(first)}, mean of {len(group)} seeds", mean, look)]
 
 
-def trace(label: str, rows: pd.DataFrame, look: Look, opacity: float = 1) -> dict[str, Any]:
+def trace(label: str, rows: pd.DataFrame, look: style.Look, opacity: float = 1) -> dict[str, Any]:
     """A line over rounds, with bars where there is a column ``std``."""
-    points = [] if look.dash == "-" else look.dash[1]
-    dash = ",".join(f"{3 * length}px" for length in points) or "solid"
+    dash = ",".join(f"{3 * length}px" for length in look.dash[1] or ()) or "solid"
     line: dict[str, Any] = {
-        "name": literal(label),
+        "name": html.escape(label, quote=False),  # plotly reads a few tags in labels
         "x": rows["round"].astype(int).tolist(),
         "y": [float(f"{value:.5g}") for value in rows["value"]],
         "mode": "lines+markers" if len(rows) <= 30 else "lines",
@@ -254,7 +250,7 @@ def trace(label: str, rows: pd.DataFrame, look: Look, opacity: float = 1) -> dic
 def measured(entry: Diagnostic, runs: Sequence[RunTables]) -> Section:
     """A diagnostic's pictures, summaries and tables. Runs of the same data and model are drawn together if the picture can."""
     section = Section(entry.name, entry.name.replace("_", " ").capitalize(), entry.headline)
-    draw = entry.drawings.get("")
+    draw = entry.drawings.get("", lambda table: None)
     can_compare = entry.on == "problem" or getattr(draw, "compares_runs", False)
     groups: dict[Any, list[RunTables]] = {}
     for run in runs:
@@ -265,21 +261,20 @@ def measured(entry: Diagnostic, runs: Sequence[RunTables]) -> Section:
         groups.setdefault(same if can_compare else run.label, []).append(run)
         end = select.last_round(table) or run.run.done
         if end < run.run.done:
-            text = f"the table ends with round {end}, the run with {run.run.done}"
-            section.remark(run.label, text)
+            section.remark(
+                run.label, f"the table ends with round {end}, the run with {run.run.done}"
+            )
         try:
             summarise(section, entry, run)
         except Exception as error:  # anybody may have edited a table
             section.remark(run.label, f"not summed up: {reason(error)}")
     for group in groups.values():
-        if draw is None:
-            break
         caption = "; ".join(run.label for run in group)
         try:
             tables = [labelled(run, entry) for run in group]
             figure = draw(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0])
             if isinstance(figure, Figure):
-                section.pictures.append(picture(figure, caption))
+                section.add_picture(caption, figure)
         except Exception as error:  # as above
             section.remark(caption, f"not drawn: {reason(error)}")
     section.downloads = [download(run, entry.name) for run in runs]
@@ -306,11 +301,9 @@ def summarise(section: Section, entry: Diagnostic, run: RunTables) -> None:
         if not isinstance(item, Small):
             section.remark(run.label, item.text.removeprefix(f"{run.label}: "))
             continue
-        own = [] if "run" in item.columns else [run.label]
-        head = [*(["Run"] if own else []), *item.columns.values()]
-        rows = [[*own, *(cell(row.get(column)) for column in item.columns)] for row in item.rows]
-        same = next((table for table in section.tables if table.head == head), None)
-        if same:
-            same.rows += rows
-        elif rows:
-            section.tables.append(Table(section.title, head, rows))
+        own = {} if "run" in item.columns else {"Run": run.label}
+        rows = [
+            {**own, **{head: cell(row.get(key)) for key, head in item.columns.items()}}
+            for row in item.rows
+        ]
+        section.add_table(section.title, rows)

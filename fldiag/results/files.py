@@ -1,4 +1,4 @@
-"""Files of results, each written whole or not at all: tables with their provenance, and texts."""
+"""Files of results, each written whole or not at all: tables with their provenance, texts, and the store of finished tables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_atomic(path: Path, writer: Callable[[IO[bytes]], Any]) -> str:
         raise _refused(path, error) from error
     finally:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            temporary.unlink()
     return digest
 
 
@@ -76,8 +76,10 @@ def link_error(link: Path) -> FldiagError:
 
 
 def _refused(path: Path, error: OSError) -> FldiagError:
-    remedy = "free some disk space or choose another folder with --out; what was written before is intact"
-    return FldiagError(f"cannot write {path}: {error}", remedy)
+    return FldiagError(
+        f"cannot write {path}: {error}",
+        "free some disk space or choose another folder with --out; what was written before is intact",
+    )
 
 
 def flush_folder(folder: Path) -> None:
@@ -192,21 +194,32 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, DIGEST: json_digest(plain)}
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any]:
     """What a json file says, without its digest, which is verified.
 
     Raises:
-        FldiagError: The digest is not that of the content, or is not there.
+        FldiagError: It is no json, or its digest is not that of the content, or is not there.
         OSError: The file cannot be read.
-        ValueError: It is no json.
     """
-    content = json.loads(path.read_text("utf-8"))
-    if not isinstance(content, dict) or content.get(DIGEST) != with_digest(content)[DIGEST]:
-        raise FldiagError(
-            f"{path} is not the file that fldiag wrote: its digest does not fit its content",
-            "restore it from a copy, or make it again",
-        )
-    return {k: v for k, v in content.items() if k != DIGEST}
+    return intact(path.read_bytes(), path)
+
+
+def intact(text: bytes, source: object) -> dict[str, Any]:
+    """The same of a json text in memory; ``source`` is what an error calls it.
+
+    >>> intact(json.dumps(with_digest({"a": 1})).encode(), "a line")
+    {'a': 1}
+    """
+    try:
+        content: dict[str, Any] = json.loads(text)
+        if content.pop(DIGEST) == json_digest(content):
+            return content
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise FldiagError(
+        f"{source} is not what fldiag wrote: its digest does not fit its content",
+        "restore it from a copy, or make it again",
+    )
 
 
 def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> list[Path]:
@@ -219,7 +232,7 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
     Args:
         frame: The table.
         path: The path without ending.
-        about: The provenance: versions, checkpoints, options.
+        about: What it was made from: checkpoints, options; versions and commit are added.
 
     Returns:
         The two files: json, csv.
@@ -227,9 +240,11 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
     Raises:
         FldiagError: The folder or the disk refuses.
     """
+    from fldiag.results.provenance import provenance  # torch, which texts alone do not need
+
     content = csv_text(frame).encode()
     csv = write_bytes(beside(path, ".csv"), content)
-    about = {**about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
+    about = {**provenance(), **about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
     return [write_text(beside(path, ".json"), json.dumps(with_digest(about), indent=1) + "\n"), csv]
 
 
@@ -254,3 +269,55 @@ def read_csv_bytes(csv: Path, about: Mapping[str, Any]) -> bytes:
             "make it again, or restore it",
         )
     return content
+
+
+# The store: finished tables under a digest of all that decides them, verified whenever they are read
+
+
+def get_table(folder: Path, key: str) -> pd.DataFrame | None:
+    """The table under a key.
+
+    Args:
+        folder: where tables are kept.
+        key: the digest of all that the table depends on.
+
+    Returns:
+        The table as it was put. None where there is none, or where its bytes are not those that its description vouches for: it
+        is then computed again.
+    """
+    import pandas as pd
+
+    try:
+        note = json.loads((folder / f"{key}.json").read_text("utf-8"))
+        content = (folder / f"{key}.parquet").read_bytes()
+        if (note["key"], note["sha256"]) != (key, sha256_of(content)):
+            return None
+        return pd.read_parquet(io.BytesIO(content))
+    except Exception:  # a damaged file can make a reader raise anything
+        return None
+
+
+def put_table(folder: Path, key: str, table: pd.DataFrame, about: Mapping[str, Any]) -> None:
+    """Keep a table. Its description is written last, so that an interrupted call leaves nothing that is used.
+
+    Args:
+        folder: made where it is not there.
+        key: the digest of all that the table depends on.
+        table: its index and ``attrs`` are not kept.
+        about: what a person wants to know who reads the description.
+
+    Raises:
+        FldiagError: the folder or the disk refuses.
+
+    >>> import tempfile, pandas as pd
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> put_table(folder, "a1b2", pd.DataFrame({"metric": ["trace"], "value": [2.5]}), {"seed": 0})
+    >>> get_table(folder, "a1b2")["value"].tolist(), get_table(folder, "b2c3")
+    ([2.5], None)
+    """
+    plain = table.copy(deep=False)
+    plain.attrs = {}
+    content = plain.to_parquet(index=False)
+    write_bytes(folder / f"{key}.parquet", content)
+    note = {**about, "key": key, "sha256": sha256_of(content)}
+    write_text(folder / f"{key}.json", json.dumps(note, indent=1, default=str))

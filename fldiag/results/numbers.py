@@ -14,11 +14,10 @@ class Number:
     """A number by the name that conditions use.
 
     ``better``: which way is better. ``row``: which row of the diagnostic's table, asked with ``options``. ``share``: of 1, so
-    that points and percent have a meaning. ``needs``: what two sides must have in common (model, partition). ``over``: what the
-    difference of two given models is uncertain over.
+    that points and percent have a meaning. ``needs``: what two sides must have in common (model, partition).
 
-    In the report's first table it has the heading ``column`` ("": it is not there), elsewhere ``short``; its error is that of
-    its own row or the value of the metric ``spread``, and it is also taken from the tables of the diagnostics ``within``.
+    In the report's first table it has the heading ``column`` ("": it is not there); its error is that of its own row or the
+    value of the metric ``spread``, and it is also taken from the tables of the diagnostics ``within``.
 
     ``source``: the diagnostic (metrics: what training wrote), which is filled in.
     """
@@ -30,9 +29,7 @@ class Number:
     share: bool = False
     needs: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    over: Literal["examples", "examples of clients", "clients", "residuals"] = "clients"
     column: str = ""
-    short: str = ""
     spread: str = ""
     within: tuple[str, ...] = ()
     source: str = "metrics"
@@ -52,15 +49,8 @@ TRAINING = (
         "higher",
         {"metric": "accuracy", **_TEST},
         share=True,
-        over="examples",
     ),
-    Number(
-        "loss",
-        "test loss of the global model",
-        "lower",
-        {"metric": "loss", **_TEST},
-        over="examples",
-    ),
+    Number("loss", "test loss of the global model", "lower", {"metric": "loss", **_TEST}),
 )
 
 

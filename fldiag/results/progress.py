@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from fldiag.errors import printable
-
-
-def shell() -> Any:
-    """The notebook's side of IPython; None in a script, in a terminal and where IPython was never imported."""
-    ipython = sys.modules.get("IPython")
-    running = None if ipython is None else ipython.get_ipython()
-    return running if hasattr(running, "kernel") else None
 
 
 @contextlib.contextmanager
@@ -52,7 +43,9 @@ def notebook_bar(
     title: str, progress: Callable[[int, int, str], None] | None = None
 ) -> Iterator[Callable[[int, int, str], None]]:
     """``progress``; without one a bar in a notebook, and nothing elsewhere."""
-    if progress is None and shell() is not None:
+    from rich.console import Console
+
+    if progress is None and Console().is_jupyter:
         with progress_bar(title) as bar:
             yield bar
     else:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,14 +80,14 @@ def provenance(
     """
     import torch  # only here: digests of texts and arrays need none
 
-    place = torch.device(device) if device is not None else torch.device("cpu")
+    place = torch.device(device or "cpu")
     device_name = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     return {
         "fldiag": __version__,
         "commit": commit(),
         "torch": torch.__version__,
         "capability": capability(),
-        "dtype": str(dtype).removeprefix("torch.") if dtype is not None else None,
+        "dtype": dtype and str(dtype).removeprefix("torch."),
         "device": str(place),
         "device_name": device_name,
         "threads": torch.get_num_threads(),
@@ -128,15 +128,8 @@ def commit() -> str | None:
             record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
             return str(record["vcs_info"]["commit_id"])
         words = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10}
-        answer = subprocess.run(["git", "-C", str(ROOT), *words], check=True, **options)
+        command = ["git", "-C", str(ROOT), *words]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
         return answer.stdout.strip() or None
-    except (
-        PackageNotFoundError,
-        KeyError,
-        ValueError,
-        TypeError,
-        OSError,
-        subprocess.SubprocessError,
-    ):
+    except Exception:
         return None  # no git is no reason to fail

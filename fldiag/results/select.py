@@ -36,15 +36,14 @@ def only(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
     >>> len(only(frame, client=3)), len(only(frame, client=None))
     (0, 3)
     """
-    keep = np.ones(len(frame), dtype=bool)
+    keep = np.ones(len(frame), bool)
     for column, condition in where.items():
-        is_several = isinstance(condition, (list, tuple, set, frozenset))
-        choice = list(condition) if is_several else [condition]
+        choice = condition if isinstance(condition, (list, tuple, set, frozenset)) else [condition]
         values = frame[column] if column in frame else pd.Series(None, frame.index, dtype=object)
         hit = values.isna() & any(pd.isna(value) for value in choice)
         for value in choice:
             hit |= (values == value).fillna(False).astype(bool)
-        keep &= hit.to_numpy(dtype=bool)
+        keep &= hit.to_numpy(bool)
     return frame[keep]
 
 
@@ -67,7 +66,7 @@ def number(
     (0.5, 0.1, None)
     """
     rows = only(frame, **where) if metric is None else only(frame, metric=metric, **where)
-    if column not in rows.columns:
+    if column not in rows:
         return None
     values = pd.to_numeric(rows[column], errors="coerce").dropna()
     return float(values.iloc[0]) if len(values) else None
@@ -79,7 +78,7 @@ def split_of(frame: pd.DataFrame) -> str:
     >>> split_of(pd.DataFrame({"slice": ["train", "test"]})), split_of(pd.DataFrame({"slice": ["train"]}))
     ('test', 'train')
     """
-    return "test" if "slice" in frame.columns and (frame["slice"] == "test").any() else "train"
+    return "test" if "slice" in frame and (frame["slice"] == "test").any() else "train"
 
 
 def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
@@ -89,13 +88,12 @@ def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
     [2, 4]
     """
     rows = frame if metric is None else only(frame, metric=metric)
-    return sorted({int(r) for r in rows["round"].dropna()}) if "round" in rows.columns else []
+    return sorted({int(r) for r in rows["round"].dropna()}) if "round" in rows else []
 
 
 def last_round(frame: pd.DataFrame, metric: str | None = None) -> int | None:
     """The last of ``rounds``, None when there is none."""
-    all_rounds = rounds(frame, metric)
-    return all_rounds[-1] if all_rounds else None
+    return max(rounds(frame, metric), default=None)
 
 
 def spread(numbers: Sequence[int], most: int) -> list[int]:

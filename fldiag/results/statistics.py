@@ -39,13 +39,13 @@ def paired_t(differences: np.ndarray, level: float = LEVEL) -> Interval:
     judge by: no interval, unless all are 0 (p = 1)."""
     from scipy import stats  # half a second, which means and shares do not need
 
-    d = np.asarray(differences, dtype=float)
+    d = np.asarray(differences, float)
     mean, n = float(d.mean()), len(d)
-    spread = float(d.std(ddof=1)) if n > 1 else 0.0
-    if n < 2 or spread <= 1e-12 * float(np.abs(d).max()):
+    if n < 2 or float(d.std(ddof=1)) <= 1e-12 * float(np.abs(d).max()):
         return Interval(mean) if n < 2 or mean else Interval(0.0, 0.0, 0.0, 1.0)
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * spread / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, float(stats.ttest_1samp(d, 0.0).pvalue))
+    test = stats.ttest_1samp(d, 0.0)
+    low, high = test.confidence_interval(level)
+    return Interval(mean, float(low), float(high), float(test.pvalue))
 
 
 def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
@@ -56,13 +56,13 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
     return float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
-def weights(n: int, seed: int = 0, draws: int = DRAWS) -> Iterator[np.ndarray]:
+def weights(n: int) -> Iterator[np.ndarray]:
     """Weights [some, n] of the Bayesian bootstrap (Rubin 1981), in blocks: no example is ever left out, so that every client
     keeps some. The same numbers give the same draws, which pairs two models on the same examples."""
-    rng = numpy_rng(seed, "bayesian bootstrap", n)
-    each = max(1, min(draws, ROOM // max(n, 1)))
-    for start in range(0, draws, each):
-        yield rng.standard_exponential((min(each, draws - start), n))
+    rng = numpy_rng(0, "bayesian bootstrap", n)
+    each = max(1, min(DRAWS, ROOM // max(n, 1)))
+    for start in range(0, DRAWS, each):
+        yield rng.standard_exponential((min(each, DRAWS - start), n))
 
 
 def means(columns: np.ndarray) -> np.ndarray:
@@ -73,17 +73,12 @@ def means(columns: np.ndarray) -> np.ndarray:
 def basic(value: float, draws: np.ndarray, level: float = LEVEL) -> Interval:
     """The basic bootstrap interval, which takes out the bias that the draws show, as of a minimum or a sum of absolute values.
     None where all draws are alike."""
-    draws = np.asarray(draws, dtype=float)
     if float(np.ptp(draws)) <= 1e-12 * max(abs(value), float(np.abs(draws).max())):
         return Interval(value)
-    high, low = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    high, low = 2 * value - np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     tail = min(int((draws >= 2 * value).sum()), int((draws <= 2 * value).sum()))
-    return Interval(
-        value,
-        float(2 * value - low),
-        float(2 * value - high),
-        min(1.0, 2 * (tail + 1) / (len(draws) + 1)),
-    )
+    p = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
+    return Interval(value, float(low), float(high), p)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
@@ -104,7 +99,7 @@ def sample_mean(values: Sequence[float] | np.ndarray) -> dict[str, float | None]
     >>> sample_mean([1.0, 3.0]), sample_mean([])
     ({'value': 2.0, 'stderr': 1.0}, {'value': None, 'stderr': None})
     """
-    sample, n = np.asarray(values, dtype=float), len(values)
+    sample, n = np.asarray(values, float), len(values)
     stderr = float(sample.std(ddof=1)) / math.sqrt(n) if n > 1 else None
     return {"value": float(sample.mean()) if n else None, "stderr": stderr}
 
@@ -132,7 +127,7 @@ def gini(values: np.ndarray) -> np.ndarray:
     >>> float(gini(np.array([0.0, 0.0, 0.0, 1.0]))), float(gini(np.array([2.0, 2.0])))
     (0.75, 0.0)
     """
-    x = np.sort(np.asarray(values, dtype=float), axis=-1)
+    x = np.sort(np.asarray(values, float), axis=-1)
     k = x.shape[-1]
     total = x.sum(-1)
     difference = ((2 * np.arange(1, k + 1) - k - 1) * x).sum(-1)
@@ -145,5 +140,5 @@ def worst_decile(values: np.ndarray) -> np.ndarray:
     >>> float(worst_decile(np.arange(20.0)))
     0.5
     """
-    x = np.sort(np.asarray(values, dtype=float), axis=-1)
+    x = np.sort(np.asarray(values, float), axis=-1)
     return x[..., : -(-x.shape[-1] // 10)].mean(-1)

@@ -21,6 +21,15 @@ class Small:
     rows: Sequence[Row]
     columns: Mapping[str, str]
 
+    @classmethod
+    def of(
+        cls, rows: pd.DataFrame | Sequence[Row], columns: Mapping[str, str] | None = None
+    ) -> Small:
+        """Rows with missing entries as None; by default all columns, under their own names."""
+        frame = pd.DataFrame(rows)
+        values = frame.astype(object).where(frame.notna(), None)
+        return cls(values.to_dict("records"), columns or {name: name for name in frame})
+
 
 @dataclass(frozen=True)
 class Say:
@@ -53,8 +62,8 @@ def number(value: float | None, digits: int = 4) -> str:
     if "e" not in text:
         return text.replace("-", "−")
     mantissa, exponent = text.split("e")
-    small = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{mantissa.replace('-', '−')}×10{small}"
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{mantissa.replace('-', '−')}×10{raised}"
 
 
 def is_missing(value: Any) -> bool:
@@ -73,31 +82,28 @@ def cell(value: Any) -> str:
 
 def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> Small:
     """The numbers of some rounds, a column by what its rows have in common; columns without a number are left out."""
-    small = pd.DataFrame({"round": select.spread(select.rounds(frame), 12)})
+    wide = pd.DataFrame({"round": select.spread(select.rounds(frame), 12)})
     for name, where in columns.items():
         where = {**select.WHOLE, **where}
-        small[name] = [select.number(frame, **where, round=r) for r in small["round"]]
-    small = small.dropna(axis="columns", how="all")
-    values = small.astype(object).where(small.notna(), None)
-    return Small(values.to_dict("records"), {name: name for name in small})
+        wide[name] = [select.number(frame, **where, round=r) for r in wide["round"]]
+    return Small.of(wide.dropna(axis="columns", how="all"))
 
 
-def missing_notes(table: pd.DataFrame, most: int = 8) -> list[Note]:
-    """A remark for each row ``missing`` of a table, and one that counts those beyond ``most``."""
+def missing_notes(table: pd.DataFrame) -> list[Note]:
+    """A remark for each of the first eight rows ``missing`` of a table, and one that counts the others."""
     rows = select.only(table, metric="missing")
     texts = [
         f"{'' if pd.isna(r) else f'round {r}: '}{note}"
         for r, note in zip(rows["round"], rows.get("note", []), strict=False)
     ]
-    notes = [Note(text) for text in texts[:most]]
-    if len(texts) > most:
-        notes.append(Note(f"and {len(texts) - most} more (rows metric = missing of the table)"))
-    return notes
+    if len(texts) > 8:
+        texts[8:] = [f"and {len(texts) - 8} more (rows metric = missing of the table)"]
+    return list(map(Note, texts))
 
 
-def percent(value: float | None, digits: int = 3) -> str:
+def percent(value: Any) -> str:
     """A share in percent, – for none."""
-    return "–" if is_missing(value) else f"{number(100 * float(value or 0), digits)} %"
+    return "–" if is_missing(value) else f"{number(100 * value, 3)} %"
 
 
 def plus_minus(value: Any, error: Any, share: bool = False) -> str:
@@ -137,12 +143,9 @@ def guess_accuracy(shares: Sequence[float], slice_name: str) -> float:
 def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> list[Row]:
     """Rows of losses at many weights; ``scored`` holds loss and accuracy of those at ``place``."""
     loss, *accuracy = scored
-
-    def is_there(row: Row) -> bool:
-        return row["metric"] == "loss" and all(row[key] == value for key, value in place.items())
-
+    centre = {"metric": "loss", **place}.items()
     return [
-        *({**row, "inputs": loss["inputs"]} if is_there(row) else row for row in rows),
+        *({**row, "inputs": loss["inputs"]} if centre <= row.items() else row for row in rows),
         *({**row, **place} for row in accuracy),
     ]
 
@@ -157,23 +160,23 @@ def standing(table: pd.DataFrame) -> list[Item]:
         A sentence a model and slice, and a note where its accuracy is not above that of a guess (``guess_accuracy``) by
         ``ERRORS`` standard errors.
     """
-    if "inputs" not in table.columns:
+    if "inputs" not in table:
         return []
-    rows = table[table["inputs"].notna() & table["value"].notna()]
+    rows = table.dropna(subset=["inputs", "value"])
     items: list[Item] = []
     for run, part in rows.groupby("run", sort=False, dropna=False):
         best = {"scope": "global", "round": part["round"].max(), "moment": "aggregated"}
         for column, value in best.items():
             chosen = select.only(part, **{column: value})
             part = part if chosen.empty else chosen
-        who = "" if pd.isna(run) or not run else f"{run}: "
+        who = f"{run}: " if isinstance(run, str) and run else ""
         for (of, _), model in part.groupby(["slice", "client"], sort=False, dropna=False):
             items += _of_model(who, str(of), model)
     return items
 
 
 def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Iterator[Item]:
-    n, inputs = rows["n_examples"].iloc[0], rows["inputs"].iloc[0]
+    n, inputs = rows[["n_examples", "inputs"]].iloc[0]
     losses, answers = (select.only(rows, metric=(m, f"model_{m}")) for m in ("loss", "accuracy"))
     loss = plus_minus(select.number(losses), select.number(losses, column="stderr"))
     accuracy, guess = select.number(answers), select.number(answers, column="guess")

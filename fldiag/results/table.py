@@ -67,17 +67,13 @@ def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> pd.DataFrame:
     """
     rows = [{**common, **row} for row in rows]
     extra = sorted({k for row in rows for k in row} - set(COLUMNS))
-    frame = pd.DataFrame(rows, columns=[*COLUMNS, *extra])
-    for column, dtype in COLUMNS.items():
-        frame[column] = frame[column].astype(dtype)
-    return frame
+    return pd.DataFrame(rows, columns=[*COLUMNS, *extra]).astype(COLUMNS)
 
 
 def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
     """The same from whole columns (arrays of one length), where there are too many rows to make each a dict."""
     extra = sorted({*data, *common} - set(COLUMNS))
-    frame = pd.DataFrame({**data, **common}, columns=[*COLUMNS, *extra])
-    return frame.astype(COLUMNS)
+    return pd.DataFrame({**data, **common}, columns=[*COLUMNS, *extra]).astype(COLUMNS)
 
 
 class Vectors(dict[str, Any]):
@@ -90,10 +86,10 @@ class Vectors(dict[str, Any]):
 
 def check(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
-    missing = [c for c in COLUMNS if c not in frame.columns]
+    missing = [c for c in COLUMNS if c not in frame]
     if missing:
-        remedy = "build it with fldiag.registry.table"
-        raise FldiagError(f"result table lacks columns {missing}", remedy)
+        what = f"result table lacks columns {missing}"
+        raise FldiagError(what, "build it with fldiag.registry.table")
     for column, allowed in (("moment", MOMENTS), ("scope", SCOPES)):
         odd = set(frame[column].dropna().unique()) - set(allowed)
         if odd:

@@ -135,11 +135,12 @@ def pack(about: Mapping[str, Any], **tensors: Any) -> bytes:
     """
     flat: State = {}
     for group, value in tensors.items():
-        is_dict = isinstance(value, Mapping)
-        entries = {f"{group}/{n}": t for n, t in value.items()} if is_dict else {group: value}
-        flat |= {
-            n: t.detach().cpu().clone().contiguous() for n, t in entries.items() if t is not None
-        }
+        entries = (
+            {f"/{n}": t for n, t in value.items()} if isinstance(value, Mapping) else {"": value}
+        )
+        for name, t in entries.items():
+            if t is not None:
+                flat[group + name] = t.detach().cpu().clone().contiguous()
     # safetensors sorts the names, and a state_dict has an order
     text = json.dumps({**about, "names": list(flat)}, sort_keys=True)
     return save(flat, {"format": "pt", ABOUT: text})
@@ -163,8 +164,7 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     Raises:
         FldiagError: It cannot be read, holds objects, no weights, or several sets of weights.
     """
-    path = Path(path)
-    path = next((path / name for name in PRETRAINED if (path / name).is_file()), path)
+    path = weights_file(Path(path))
     content = read_tensors(path)
     if key is not None or "manifest" not in content:
         return Checkpoint(path, _weights(path, content, key), key=key or "")
@@ -177,13 +177,13 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
         raise FldiagError(f"{path}: its manifest is not valid ({first_line(error)})") from None
 
 
-def is_pretrained(path: Path) -> bool:
-    """Whether a folder is one that ``save_pretrained`` of transformers wrote."""
-    return any((path / name).is_file() for name in PRETRAINED)
+def weights_file(path: Path) -> Path:
+    """Of a folder that ``save_pretrained`` of transformers wrote the file with its weights; any other path as it is."""
+    return next((path / name for name in PRETRAINED if (path / name).is_file()), path)
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """What a ``.safetensors``, ``.npz`` or ``.npy`` file holds, or a ``.pt`` file of any other name; of an index all its parts.
+    """What a ``.safetensors`` or ``.npz`` file holds, or a ``.pt`` file of any other name; of an index all its parts.
 
     Raises:
         FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
@@ -193,13 +193,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
         raise FldiagError(f"{path} is {problem}", "give a .pt or .safetensors file", usage=True)
     try:
         content = READERS.get(path.suffix, _pt)(path)
-        tensors = [t for t in tree_leaves(content) if isinstance(t, Tensor)]
-        claimed = sum(t.numel() * t.element_size() for t in tensors)
-        if path.suffix != ".json" and claimed > TIMES * path.stat().st_size + MORE:
-            raise ValueError(f"it claims to hold {claimed / 1e6:,.0f} MB")
-        for t in tensors:
-            if t.is_meta or t.is_complex() or t.layout != torch.strided:
-                raise ValueError(f"it holds a tensor of {t.dtype}, {t.layout}, on {t.device}")
+        for tensor in _tensors(content):
+            plain(tensor)
     except FldiagError:
         raise
     except Exception as error:  # a damaged file can make a reader raise anything
@@ -208,6 +203,18 @@ def read_tensors(path: Path) -> dict[str, Any]:
             "save the weights alone, torch.save(model.state_dict(), path), or copy the file again",
         ) from None
     return dict(content) if isinstance(content, Mapping) else {"arr_0": content}
+
+
+def plain(value: Any) -> Tensor:
+    """As a dense tensor of real numbers. Raises TypeError or RuntimeError for anything else."""
+    t = torch.as_tensor(value).detach()
+    if t.is_meta or t.is_complex() or t.layout != torch.strided:
+        raise TypeError(f"it holds a tensor of {t.dtype}, {t.layout}, on {t.device}")
+    return t
+
+
+def _tensors(content: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(content) if isinstance(t, Tensor)]
 
 
 def _index(path: Path) -> State:
@@ -219,8 +226,8 @@ def _index(path: Path) -> State:
 
 def _safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
-        about = (file.metadata() or {}).get(ABOUT)
         flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = (file.metadata() or {}).get(ABOUT)
     if about is None:
         return flat
     content: dict[str, Any] = json.loads(about)
@@ -231,19 +238,18 @@ def _safetensors(path: Path) -> dict[str, Any]:
 
 
 def _arrays(path: Path) -> State:
-    content = np.load(path, allow_pickle=False)
-    arrays = {"arr_0": content} if isinstance(content, np.ndarray) else content
-    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    with np.load(path, allow_pickle=False) as file:
+        return {name: torch.from_numpy(array) for name, array in file.items()}
 
 
-READERS = {".safetensors": _safetensors, ".npz": _arrays, ".npy": _arrays, ".json": _index}
+READERS = {".safetensors": _safetensors, ".npz": _arrays, ".json": _index}
 
 
 class PlainObject:
     """Stands for an object beside the weights of a ``.pt`` file, such as its options; keeps nothing of it."""
 
-    def __new__(cls, *values: Any) -> PlainObject:
-        return super().__new__(cls)
+    def __init__(self, *values: Any):
+        pass
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -270,7 +276,11 @@ def _pt(path: Path) -> Any:
     if zipfile.is_zipfile(path) and (bad := zipfile.ZipFile(path).testzip()) is not None:
         raise FldiagError(f"{path} is damaged: the checksum of {bad} does not match")
     with torch.serialization.safe_globals(PLAIN_OBJECTS):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    claimed = sum(t.numel() * t.element_size() for t in _tensors(content))
+    if claimed > TIMES * path.stat().st_size + MORE:
+        raise ValueError(f"it claims to hold {claimed / 1e6:,.0f} MB")
+    return content
 
 
 def _weights(path: Path, content: dict[str, Any], key: str | None) -> State:

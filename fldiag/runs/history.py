@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from fldiag.models.state_dict import fit
 from fldiag.problem.data import convert, cut
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
-from fldiag.results.table import Row
+from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate
@@ -63,6 +64,11 @@ class Stored:
     def start(self) -> Weights:
         """The global model that the clients received, with its buffers."""
         return self.received, self.received_buffers
+
+    @property
+    def end(self) -> Weights:
+        """The aggregated model, with its buffers."""
+        return self.aggregated, self.buffers
 
     def start_of(self, j: int) -> Weights:
         """What row j of the clients received, with its buffers."""
@@ -120,27 +126,26 @@ class History:
         self.rounds = [r for r in stored if r] or stored if rounds is None else sorted(set(rounds))
         # a round that was never stored is refused here
         first = run.checkpoint(next((r for r in self.rounds if r not in stored), None))
-        model, data = first.model if model is None else model, first.data if data is None else data
-        first = replace(first, model=model, data=data)
+        first = replace(first, model=model or first.model, data=data or first.data)
         dataset = None
-        if data is not None or "name" in first.config["data"]:  # else only weights are known
+        if first.data is not None or "name" in first.config["data"]:  # else only weights are known
             dataset = load_dataset(first, root, download, normalise)
-        module, parts = build_module(first, dataset), load_parts(first, "partition.npz")
-        check_merging(module)
-        self.remarks = list(run.origin.get("notes", []))
+        self.network = Network(build_module(first, dataset))
+        check_merging(self.network.module)
+        self.remarks, config = list(run.origin.get("notes", ())), run.about["config"]
+        parts = load_parts(first, "partition.npz")
         if parts is None:
-            parts = [np.empty(0, dtype=np.int64)] * int(run.about["config"]["clients"]["total"])
+            parts = [np.empty(0, dtype=np.int64)] * int(config["clients"]["total"])
             self.remarks.append("the run does not say which examples belong to which client")
-        self.run, self.name, self.samples, self.memory = run, name or run.name, samples, memory
-        self.device, self.dtype = torch.device(device_of(device, dtype)), dtype
-        self.network = Network(module)
-        self.network.module.to(self.device, dtype).eval()
-        self.network.buffers = convert(self.network.buffers, dtype, self.device)
-        self.layout = self.network.layout
         #: The training examples of every client; its own test examples, where it has such.
         self.parts, self.test_parts = list(parts), load_parts(first, "test_partition.npz")
         #: The section ``train`` of the run's config, as far as it is known.
-        self.training = dict(run.about["config"].get("train", {}))
+        self.training = dict(config.get("train", {}))
+        self.run, self.name, self.samples, self.memory = run, name or run.name, samples, memory
+        self.device, self.dtype = torch.device(device_of(device, dtype)), dtype
+        self.network.module.to(self.device, dtype).eval()
+        self.network.buffers = convert(self.network.buffers, dtype, self.device)
+        self.layout = self.network.layout
         self._pool = None
         if dataset is not None:
             self._pool = ExamplePool(dataset, self.parts, samples, self.device, dtype)
@@ -242,15 +247,13 @@ class History:
         if clients and not every_round:
             rounds = [stored.round for stored in self.each(every_round=False)]
         self._begin()
+        rows: list[Row] = []
         shared = {"function": function, "clients": clients, "options": options}
         results = workspace().map(_rows_of, self, rounds, name=lambda r: f"round {r}", **shared)
-        rows: list[Row] = []
-        is_usable = not clients
-        for part, notes, is_measured in results:
+        for part, notes in results:
             rows += part
             self.notes += notes
-            is_usable |= is_measured
-        if not is_usable:
+        if clients and not rows:
             raise self._unusable()
         return rows
 
@@ -332,11 +335,9 @@ class History:
         if self._pool is None:
             return []
         last = self.stored(self.rounds[-1])
-        weights, about = (last.aggregated, last.buffers), {"round": last.round, "scope": "global"}
+        about = {"round": last.round, "scope": "global", "moment": "aggregated"}
         try:
-            problem = self.problem(
-                weights, self._pool.test, self._pool.split, moment="aggregated", **about
-            )
+            problem = self.problem(last.end, self._pool.test, self._pool.split, **about)
             return [{**problem.common, **row} for row in problem.centre.rows(problem)]
         except FldiagError:  # a diverged run still has weights to compare
             return []
@@ -353,6 +354,11 @@ class History:
         """What stands in every row of this history's tables."""
         return {**self.run.common, "run": self.name}
 
+    def table(self, rows: Sequence[Row], **common: Any) -> pd.DataFrame:
+        """The rows and the notes as a table; a row without a value is ``masked``."""
+        rows = [{"masked": bool(pd.isna(row["value"])), **row} for row in rows]
+        return table([*rows, *self.notes], **self.common, **common)
+
     @property
     def files(self) -> dict[str, str]:
         """Name -> sha256 of what a run's rounds are read from. Raises FldiagError for a file that was changed."""
@@ -365,9 +371,9 @@ class History:
         outputs: list[Any] = []
         if self._pool is not None:  # what the model does also counts, not only how it is spelled
             w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
-            first = min(4, self._pool.n)
-            scores = evaluate(self.network, self._pool, [(w, self.network.buffers)], first)
-            outputs = [self._pool.dataset.fingerprint(), scores.loss]
+            models, first = [(w, self.network.buffers)], min(4, self._pool.n)
+            scores = evaluate(self.network, self._pool, models, first)
+            outputs = [self.dataset.fingerprint(), scores.loss]
         about = [repr(self.network.module), str(self.dtype), self.run.about, self.remarks]
         return digest(self.files, outputs, self.parts, self.test_parts, self.samples, about)
 
@@ -378,10 +384,10 @@ def _rows_of(
     function: Callable[..., list[Row]],
     clients: bool,
     options: dict[str, Any],
-) -> tuple[list[Row], list[Row], bool]:
-    """Rows and notes of a round, and whether it has client weights."""
+) -> tuple[list[Row], list[Row]]:
+    """Rows and notes of a round; none of one without client weights, where these are needed."""
     history = copy.copy(history)  # an executor's threads use it beside this one
     history.notes = []
     stored = history.stored(round)
     rows = function(history, stored, **options) if stored.ids or not clients else []
-    return [{"round": round, **row} for row in rows], history.notes, bool(stored.ids)
+    return [{"round": round, **row} for row in rows], history.notes

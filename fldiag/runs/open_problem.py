@@ -9,23 +9,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
+from fldiag.data.arrays import count_classes
 from fldiag.data.given import dataset_of
 from fldiag.data.packed import Packed
 from fldiag.errors import FldiagError, unknown
-from fldiag.models import pretrained
+from fldiag.models import lora, pretrained
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
 from fldiag.problem.loss import is_probabilities
+from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.problem.problem import Problem
-from fldiag.problem.weights import copy_module, unwrap_model
-from fldiag.runs import base
-from fldiag.runs.checkpoint import Checkpoint
+from fldiag.results.provenance import digest
+from fldiag.runs.checkpoint import Checkpoint, read_tensors
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
+
+#: The file of the frozen weights.
+BASE = "base.safetensors"
 
 
 def open_problem(
@@ -103,8 +106,7 @@ def open_problem(
     )
     problem.checkpoint = checkpoint
     problem.run = target if isinstance(target, Run) else None
-    own = [f"{checkpoint.path.name}: {text}" for text in problem.remarks]
-    problem.remarks = [*own, *remarks]
+    problem.remarks = remarks
     return problem
 
 
@@ -186,7 +188,7 @@ def load_parts(c: Checkpoint, name: str) -> Sequence[Any] | None:
 
 def build_module(c: Checkpoint, content: Any) -> nn.Module:
     """The model of the checkpoint, with the frozen weights beneath it; rows of several tensors it takes as these."""
-    return with_packed_inputs(base.restore(_built(c, content), c), content)
+    return with_packed_inputs(with_base(_built(c, content), c), content)
 
 
 def _built(c: Checkpoint, content: Any) -> nn.Module:
@@ -225,7 +227,7 @@ def _shapes(c: Checkpoint, content: Any) -> tuple[tuple[int, ...] | None, int]:
     x, y = examples.batch(0, examples.n)
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         return None, 0
-    return tuple(x.shape[1:]), int(y.shape[1]) if y.is_floating_point() else int(y.max()) + 1
+    return tuple(x.shape[1:]), count_classes(y)
 
 
 def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -240,10 +242,55 @@ def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
     return c.clients[row], {n: b[row] for n, b in c.buffers.items()}
 
 
+# The frozen weights beneath adapters: once in a run, named by their hash in every checkpoint
+
+
+def frozen(module: nn.Module) -> dict[str, Tensor]:
+    """The frozen weights, in single precision."""
+    return {name: t.float() for name, t in lora.frozen_weights(module).items()}
+
+
+def base_of(module: nn.Module) -> dict[str, Any]:
+    """``base``: the name of the frozen weights, where there are any."""
+    weights = frozen(module)
+    return {"base": digest(weights)[:32]} if weights else {}
+
+
+def keep_base(run: Run, module: nn.Module) -> None:
+    """Write the frozen weights, if there are any, into the run."""
+    if weights := frozen(module):
+        run.put_tensors(BASE, {}, **weights)
+
+
+def with_base(module: nn.Module, c: Checkpoint) -> nn.Module:
+    """A copy of the module with the frozen weights that the checkpoint names: those of its run, else its own. In a model without
+    frozen weights those are frozen that the checkpoint does not hold.
+
+    Raises FldiagError when they are neither.
+    """
+    name = c.manifest.get("provenance", {}).get("base")
+    if name is None:
+        return module
+    module = copy.deepcopy(module)
+    if not lora.frozen_weights(module):
+        lora.freeze(module, [n for n, _ in module.named_parameters() if n not in c.state])
+    if (file := c.beside(BASE)) is not None:
+        lora.load_frozen(module, read_tensors(file))
+    elif base_of(module) != {"base": name}:
+        raise FldiagError(
+            f"{c.path} holds adapters, and the frozen weights beneath them ({name}) are not here",
+            f"keep the file in its run, which has {BASE}",
+        )
+    return module
+
+
+# Modules
+
+
 def check_merging(module: nn.Module) -> None:
     """Raises FldiagError for a module whose eval() rewrites its weights."""
     probe = copy_module(module).train()
-    before = {n: t.clone() for n, t in probe.state_dict().items()}
+    before = copy.deepcopy(probe.state_dict())
     after = probe.eval().state_dict()
     if not same({n: after.get(n, t) for n, t in before.items()}, before):
         raise FldiagError(
@@ -266,8 +313,8 @@ def with_packed_inputs(module: nn.Module, content: Any) -> nn.Module:
 def _unpack(
     packed: Packed, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    return arguments(inspect.signature(module.forward), packed.inputs(args[0], dtype))
+    inputs = packed.inputs(args[0], next(module.parameters()).dtype)
+    return arguments(inspect.signature(module.forward), inputs)
 
 
 def _logits_of_call(module: nn.Module, args: Any, output: Any) -> Tensor:

@@ -130,8 +130,8 @@ def evaluate(
     count, size = stack_size(network, pool.dataset.shape, len(models))
     # another module than a chain of layers is called with its parameters put in place, one call at a time
     is_shared = pool.device.type == "cpu" and network.stackable
-    workers = min(torch.get_num_threads(), len(models)) if is_shared else 1
-    count = min(count, -(-len(models) // max(workers, 1))) or 1
+    workers = max(1, min(torch.get_num_threads(), len(models)) if is_shared else 1)
+    count = min(count, -(-len(models) // workers)) or 1
 
     def score(i: int) -> None:
         group = models[i : i + count]
@@ -148,16 +148,10 @@ def evaluate(
                 if right is not None:
                     right[at] = (losses.predicted(outputs) == y).cpu().numpy()
 
-    if workers < 2:
-        list(map(score, range(0, len(models), count)))
-    else:
-        one = partial(torch.set_num_threads, 1)
-        with (
-            threads(torch.get_num_threads()),
-            ThreadPoolExecutor(workers, initializer=one) as each,
-        ):
-            list(each.map(score, range(0, len(models), count)))
-    valid = np.array([bool(torch.isfinite(w).all()) for w, _ in models], dtype=bool)
-    valid &= ~np.isnan(loss).any(1)
+    own = partial(torch.set_num_threads, 1 if workers > 1 else torch.get_num_threads())
+    with threads(torch.get_num_threads()), ThreadPoolExecutor(workers, initializer=own) as each:
+        list(each.map(score, range(0, len(models), count)))
+    loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
+    valid = ~np.isnan(loss.sum(1))
     loss[~valid] = np.nan
     return CohortScores(loss, right, valid)

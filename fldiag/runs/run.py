@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from fldiag.config import Config
 
 ABOUT, LINES, LOCK, FORMAT = "run.json", "rounds.jsonl", ".lock", 2
-#: The folders of a run, and the names that training writes there (also those of a write that was cut off): nothing else in them
-#: is ever removed.
-FOLDERS = ("rounds", "state", "steps")
-OWN = re.compile(r"\.?\d+\.(safetensors|parquet)(\.\d+\.tmp)?")
+#: Stands for the server among the clients.
+SERVER = -1
+#: What training writes (also in a write that was cut off): nothing else is ever removed.
+OWN = re.compile(r"(rounds|state|steps)/\.?\d+\.(safetensors|parquet)(\.\d+\.tmp)?")
 
 
 class Run:
@@ -74,8 +74,8 @@ class Run:
         self.data: Any = None
         self.records: list[dict[str, Any]] = []
         self.files: dict[str, str] = dict(about["files"])  # name -> sha256
-        self.state_of: dict[int, tuple[str, int]] = {}  # client -> file and row of its newest state
-        self._state: str | None = None  # the file with the server's newest state
+        #: Client (SERVER: the server) -> file and row of its newest state.
+        self.state_of: dict[int, tuple[str, int]] = {}
         self._size = 0  # bytes of the lines
         self._new: dict[str, str] = {}  # files written since the last line
 
@@ -91,18 +91,17 @@ class Run:
         path = Path(path)
         check_name(path)
         # the folder first: of a run that is being trained the lines are then newer
-        stored = {f"rounds/{file.name}" for file in _checkpoints(path)}
+        stored = _checkpoints(path)
         try:
-            texts = [(path / name).read_bytes() for name in (ABOUT, LINES)]
+            text, lines = ((path / name).read_bytes() for name in (ABOUT, LINES))
         except OSError as error:
             raise FldiagError(f"{path} is no run that can be read: {error}", usage=True) from None
-        about = _content(texts[0], path / ABOUT)
-        if about["format"] != FORMAT:
+        about = files.intact(text, path / ABOUT)
+        if about.get("format") != FORMAT:
             raise FldiagError(f"{path} is a run of another format", "train it again")
         run = Run(path, about)
-        for number, line in enumerate(texts[1].split(b"\n")[:-1], 1):
-            run._add(_content(line, f"line {number} of {path / LINES}", number))
-            run._size += len(line) + 1
+        for line in re.findall(rb".*\n", lines):  # what stands behind is half a line
+            run._add(line)
         if len(stored.difference(*(record["files"] for record in run.records))) > 1:
             raise FldiagError(
                 f"{path / LINES} lacks rounds whose files are there", "restore it from a copy"
@@ -160,10 +159,9 @@ class Run:
         rounds = self.rounds
         r = max(rounds, default=1) if round is None else round
         if r not in rounds:
-            first, last = min(rounds, default=0), max(rounds, default=0)
             raise FldiagError(
                 f"run {self.path} has no checkpoint of round {r}",
-                f"it has {len(rounds)} from {first} to {last}",
+                f"it has {len(rounds)}, the last of rounds {rounds[-3:]}",
                 usage=True,
             )
         checkpoint = read_checkpoint(self.verified(self.round_file(r)))
@@ -173,31 +171,30 @@ class Run:
     def common(self) -> dict[str, Any]:
         """What stands in every row of this run's tables."""
         config = self.about["config"]
-        about = {"method": config["method"].get("name"), "seed": config.get("seed")}
-        return {"run": self.name, **about}
-
-    def _rows(self) -> Iterator[Row]:
-        """The metrics. What was measured at the end counts until the run gets more rounds."""
-        end = self.done if self.status == "finished" else None
-        for record in self.records:
-            if record.get("status") != "finished" or record["round"] == end:
-                yield from record["rows"]
+        method, seed = config["method"].get("name"), config.get("seed")
+        return {"run": self.name, "method": method, "seed": seed}
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row for each number of a round."""
-        return table(self._rows(), **self.common)
+        """A row for each number of a round. What was measured at the end counts until the run gets more rounds."""
+        end = self.done if self.status == "finished" else None
+        records = [r for r in self.records if r.get("status") != "finished" or r["round"] == end]
+        return table((row for record in records for row in record["rows"]), **self.common)
 
     def verified(self, name: str) -> Path:
         """The path of a file of the run after its sha256 was checked."""
-        path = self.path / name
-        if not path.is_file():
-            raise FldiagError(f"{path} belongs to the run and is not there", "restore it")
+        path = self._present(name)
         if files.sha256(path) != self.files.get(name):
             raise FldiagError(
                 f"{path} is not the file this run wrote (its sha256 differs)",
                 "restore the original file; to diagnose this one as it is, copy it out of the run folder",
             )
+        return path
+
+    def _present(self, name: str) -> Path:
+        path = self.path / name
+        if not path.is_file():
+            raise FldiagError(f"{path} belongs to the run and is not there", "restore it")
         return path
 
     def steps(self, round: int) -> pd.DataFrame | None:
@@ -228,8 +225,8 @@ class Run:
     @property
     def server_state(self) -> State:
         """What the server carries on after the last stored round, besides the weights."""
-        name = self._state
-        return {} if name is None else dict(read_tensors(self.verified(name)).get("server", {}))
+        name, _ = self.state_of.get(SERVER, ("", 0))
+        return read_tensors(self.verified(name)).get("server", {}) if name else {}
 
     # Writing
 
@@ -246,17 +243,17 @@ class Run:
             raise FldiagError(
                 f"{path} holds rounds and no {ABOUT}", "restore it, or choose another", usage=True
             )
-        own = {"format": FORMAT, "config": config, "provenance": provenance, "files": {}}
-        return Run(path, {**own, **about})
+        about |= {"format": FORMAT, "config": config, "provenance": provenance, "files": {}}
+        return Run(path, about)
 
     def begin(self) -> None:
         """Write run.json. Raises FldiagError when the disk refuses."""
         self.about["files"] |= self._new
-        self.files |= self._new
-        self._new = {}
         if not self.records:
             files.write_bytes(self.path / LINES, b"")
         files.write_text(self.path / ABOUT, json.dumps(files.with_digest(self.about), indent=1))
+        self.files |= self._new
+        self._new = {}
 
     def resume(self) -> None:
         """Remove the files that a killed process left and no line lists; half a line is written over.
@@ -265,29 +262,34 @@ class Run:
             FldiagError: A file of the run is missing.
         """
         for name in self.files:
-            if not (self.path / name).is_file():
-                raise FldiagError(f"{self.path / name} belongs to the run and is not there")
-        for file in (file for folder in FOLDERS for file in (self.path / folder).glob("*")):
-            if OWN.fullmatch(file.name) and f"{file.parent.name}/{file.name}" not in self.files:
+            self._present(name)
+        for file in self.path.glob("*/*"):
+            name = file.relative_to(self.path).as_posix()
+            if OWN.fullmatch(name) and name not in self.files:
                 file.unlink()
         self._new = {}
 
     def discard(self) -> None:
-        """Remove the files written since the last line."""
-        for name in self._new:
+        """Remove the files of a run that could not be begun."""
+        for name in (ABOUT, LINES, *self._new):
             (self.path / name).unlink(missing_ok=True)
-        self._new = {}
 
     def put(self, name: str, writer: Callable[[Any], Any]) -> None:
         """Write a file of the run; ``writer`` gets the open file. The next ``append`` or ``begin`` lists it."""
+        self._new[name] = ""  # also of a write that fails something may be there
         self._new[name] = files.write_atomic(self.path / name, writer)
+
+    def put_tensors(self, name: str, about: Mapping[str, Any], **tensors: Any) -> None:
+        """Write a file of tensors and plain values (see ``pack``)."""
+        content = pack(about, **tensors)
+        self.put(name, lambda f: f.write(content))
 
     def put_checkpoint(
         self, round: int, manifest: Mapping[str, Any], state: State, **tensors: Any
     ) -> None:
         """Write the checkpoint of a round: the model and what goes with it (see ``checkpoint``)."""
-        content = pack({"manifest": manifest}, model=state, **tensors)
-        self.put(self.round_file(round), lambda f: f.write(content))
+        name = self.round_file(round)
+        self.put_tensors(name, {"manifest": manifest}, model=state, **tensors)
 
     def put_steps(self, round: int, frame: pd.DataFrame) -> None:
         """Write the table of a round's local steps."""
@@ -298,8 +300,8 @@ class Run:
         ids = sorted(clients)
         names = clients[ids[0]] if ids else ()
         rows = {n: stack([clients[i][n].cpu() for i in ids]) for n in names}
-        name, content = f"state/{round:04d}.safetensors", pack({}, server=server, clients=rows)
-        self.put(name, lambda f: f.write(content))
+        name = f"state/{round:04d}.safetensors"
+        self.put_tensors(name, {}, server=server, clients=rows)
         return {"state": name, "clients": ids}
 
     def append(self, round: int, rows: Sequence[Row], **facts: Any) -> None:
@@ -316,30 +318,33 @@ class Run:
         """
         record = {"line": len(self.records) + 1, "round": round, "rows": list(rows), **facts}
         text = json.dumps({**record, "files": self._new}, default=lambda value: value.item())
-        record = files.with_digest(json.loads(text))
-        line = json.dumps(record, sort_keys=True).encode() + b"\n"
-        del record[files.DIGEST]
+        content = files.with_digest(json.loads(text))
+        line = json.dumps(content, sort_keys=True).encode() + b"\n"
         files.append(self.path / LINES, line, self._size)
-        self._size += len(line)
         self._new = {}
-        for name in self._add(record):
+        for name in self._add(line):
             (self.path / name).unlink(missing_ok=True)
 
-    def _add(self, record: dict[str, Any]) -> list[str]:
-        """Take in a record; returns the names of files that the run no longer needs."""
+    def _add(self, line: bytes) -> set[str]:
+        """Take in a line; returns the names of files that the run no longer needs."""
+        number = len(self.records) + 1
+        source = f"line {number} of {self.path / LINES}"
+        record = files.intact(line, source)
+        if record.get("line") != number:
+            raise FldiagError(f"{source} was another line", "restore it from a copy")
+        self._size += len(line)
         self.records.append(record)
         self.files |= record["files"]
         self.about = {**self.about, **record.get("about", {})}
-        removed = set(record.get("removed", []))
+        removed = set(record.get("removed", ()))
         if "state" in record:
-            ids, name = record["clients"], record["state"]
-            removed |= {self._state, *(self.state_of[i][0] for i in ids if i in self.state_of)}
-            self._state = name
-            self.state_of |= {i: (name, j) for j, i in enumerate(ids)}
-            removed -= {None, name, *(file for file, _ in self.state_of.values())}
+            ids = [*record["clients"], SERVER]
+            removed |= {self.state_of[i][0] for i in ids if i in self.state_of}
+            self.state_of |= {i: (record["state"], j) for j, i in enumerate(ids)}
+            removed -= {name for name, _ in self.state_of.values()}
         for name in removed:
             self.files.pop(name, None)
-        return sorted(removed)
+        return removed
 
     # Removing
 
@@ -396,8 +401,9 @@ def lock(path: Path) -> Iterator[None]:
         FldiagError: Another process owns it, it cannot be written, it holds symbolic links, or its name is no text.
     """
     check_name(path)
-    if links := [entry for entry in path.rglob("*") if entry.is_symlink()]:
-        raise files.link_error(links[0])
+    for entry in path.rglob("*"):
+        if entry.is_symlink():
+            raise files.link_error(entry)
     try:
         path.mkdir(parents=True, exist_ok=True)
         # a recorder may be closed by another thread
@@ -414,14 +420,14 @@ def lock(path: Path) -> Iterator[None]:
 
 def folder_size(path: Path) -> int:
     """Bytes of the files in a folder; links are not followed."""
-    return sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
+    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def same_model(*members: Run | Checkpoint) -> bool:
     """Whether the weights of two runs belong to one model: by names and shapes."""
     states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in members]
-    first, second = ({n: t.shape for n, t in state.items()} for state in states)
-    return first == second
+    shapes = [{n: t.shape for n, t in state.items()} for state in states]
+    return shapes[0] == shapes[1]
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -442,22 +448,9 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     return replace(read_checkpoint(run.verified(f"rounds/{file.name}"), key), run=run)
 
 
-def _checkpoints(path: Path) -> list[Path]:
-    return [file for file in (path / "rounds").glob("*.safetensors") if file.stem.isdecimal()]
-
-
-def _content(text: bytes, source: object, number: int | None = None) -> dict[str, Any]:
-    """What run.json or a line says. Raises FldiagError when it is not what was written, or in another place."""
-    try:
-        content: dict[str, Any] = json.loads(text)
-        digest = content.pop(files.DIGEST)
-        if digest == files.json_digest(content) and content.get("line") == number:
-            return content
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise FldiagError(
-        f"{source} is damaged, or of a fldiag before runs had digests", "restore it from a copy"
-    )
+def _checkpoints(path: Path) -> set[str]:
+    stored = (path / "rounds").glob("*.safetensors")
+    return {f"rounds/{file.name}" for file in stored if file.stem.isdecimal()}
 
 
 def select_rounds(

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fldiag.data import Dataset
 from fldiag.data.arrays import ready
 from fldiag.local import Local
 from fldiag.method import Method
-from fldiag.seeding import torch_rng
 from fldiag.step import Output, Step
 from fldiag.training.optim import OPTIMIZERS, SGD, Adam
 from fldiag.training.record import StepRecorder
@@ -71,10 +71,10 @@ def train(
         for part in method:
             e = part.perturb(step) if e is None else e
         loss, g = step.local_gradient(e)
-        g_l = g.clone() if recorder else None  # corrections may overwrite it
+        g_l = g.clone() if recorder else g  # corrections may overwrite it
         for part in method:
             g = part.correct(step, g)
-        if recorder and g_l is not None:
+        if recorder:
             recorder.before_update(step, loss, g_l)
         optimizer.step(step.w[:, entries], g[:, entries], step.decay, lr=local.lr_at(s, step.k))
         if recorder:
@@ -108,18 +108,17 @@ class Feed:
         dataset: Dataset,
         parts: list[np.ndarray],
         batches: list[Batches],
-        device: torch.device,
-        dtype: torch.dtype,
+        w: Tensor,
         augment: list[torch.Generator] | None,
     ):
+        """``w``: weights, for their device and dtype."""
         self.dataset, self.parts, self.batches = dataset, parts, batches
-        self.device, self.dtype, self.augment = device, dtype, augment
+        self.device, self.dtype, self.augment = w.device, w.dtype, augment
         sizes = [len(part) for part in parts]
-        self.offset = torch.tensor(np.concatenate([[0], np.cumsum(sizes)[:-1]]), device=device)
+        self.offset = torch.tensor(np.cumsum([0, *sizes[:-1]]), device=w.device)
         index = torch.as_tensor(np.concatenate(parts), device=dataset.train_y.device)
-        y = dataset.train_y[index].to(device)
-        self.y = y.to(dtype) if y.is_floating_point() else y
-        self.x = None if augment else ready(dataset.batch(index, None), device, dtype)
+        self.y = ready(dataset.train_y[index], w.device, w.dtype)
+        self.x = None if augment else ready(dataset.batch(index, None), w.device, w.dtype)
         #: images as convolutions take them
         self._channels_last = (
             self.x.permute(0, 2, 3, 1).contiguous()
@@ -161,18 +160,9 @@ class Feed:
             return self._channels_last[index].permute(0, 1, 4, 2, 3)
         if self.x is not None:
             return self.x[index]
-        rows, (k, width) = [], index.shape
-        for part, batches, generator in zip(
-            self.parts[:k], self.batches, self.augment or [], strict=False
-        ):
-            positions = batches[s]
-            x = self.dataset.batch(torch.as_tensor(part[positions]), generator)
-            x = ready(x, self.device, self.dtype)
-            if len(positions) < width:
-                x = torch.cat([x, x[:1].expand(width - len(positions), *x.shape[1:])])
-            rows.append(x)
-        return torch.stack(rows)
-
-
-def augmenters(seed: int, t: int, ids: list[int]) -> list[torch.Generator]:
-    return [torch_rng(seed, "augment", t, i) for i in ids]
+        clients = zip(self.parts[: len(index)], self.batches, self.augment or [], strict=False)
+        rows = (
+            self.dataset.batch(torch.as_tensor(part[batches[s]]), generator)
+            for part, batches, generator in clients
+        )
+        return pad_sequence([ready(x, self.device, self.dtype) for x in rows], batch_first=True)

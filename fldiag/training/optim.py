@@ -22,40 +22,34 @@ class SGD:
     ) -> None:
         """Update the rows w [k, P] in place; g [k, P] is overwritten. ``decay`` joins the weight decay. ``lr``: one for all
         rows, or [k, 1]."""
+        train = self.train
+        is_on_cpu = w.is_contiguous() and w.device.type == "cpu"
         if (
-            isinstance(lr, float)
-            and isinstance(decay, float)
-            and w.is_contiguous()
-            and w.device.type == "cpu"
-        ):
-            return self._fused(w, g, decay, lr)
-        g = prepare(self.train, w, g, decay)
-        if self.train.momentum:
-            self.v = (
-                g.clone() if self.v is None else self.v[: len(w)].mul_(self.train.momentum).add_(g)
+            isinstance(lr, float) and isinstance(decay, float) and is_on_cpu
+        ):  # one pass over the rows
+            v = [None if self.v is None else self.v[: len(w)]]
+            sgd(
+                [w],
+                [clip(train, g)],
+                v,
+                weight_decay=decay + train.weight_decay,
+                momentum=train.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=train.nesterov,
+                maximize=False,
+                fused=True,
             )
-            g = g.add_(self.v, alpha=self.train.momentum) if self.train.nesterov else self.v
+            self.v = v[0]
+            return
+        g = prepare(train, w, g, decay)
+        if train.momentum:
+            self.v = g.clone() if self.v is None else self.v[: len(w)].mul_(train.momentum).add_(g)
+            g = g.add_(self.v, alpha=train.momentum) if train.nesterov else self.v
         if isinstance(lr, Tensor):
             w.sub_(g * lr)
         else:
             w.sub_(g, alpha=lr)
-
-    def _fused(self, w: Tensor, g: Tensor, decay: float, lr: float) -> None:
-        """The same in one pass over the rows."""
-        train, v = self.train, [None if self.v is None else self.v[: len(w)]]
-        sgd(
-            [w],
-            [clip(train, g)],
-            v,
-            weight_decay=decay + train.weight_decay,
-            momentum=train.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=train.nesterov,
-            maximize=False,
-            fused=True,
-        )
-        self.v = v[0]
 
 
 class Adam:
@@ -81,7 +75,7 @@ class Adam:
             w.addcdiv_(m, scale, value=-lr / corrected)
 
 
-def prepare(train: TrainSection, w: Tensor, g: Tensor, decay: float | Tensor = 0.0) -> Tensor:
+def prepare(train: TrainSection, w: Tensor, g: Tensor, decay: float | Tensor) -> Tensor:
     """Clip the (corrected) gradient of each client, then add weight decay; in place."""
     g = clip(train, g)
     if isinstance(decay, Tensor):

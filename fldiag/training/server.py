@@ -14,7 +14,11 @@ from fldiag.runs.checkpoint import State
 from fldiag.runs.run import ClientStates, Run
 from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult
-from fldiag.training.setup import Cohort, Setup, load_weights
+from fldiag.training.record import evaluate
+from fldiag.training.setup import Cohort, Setup
+
+#: Clients in one stack, at the most: bounds memory and leaves work for several processes.
+STACK = 16
 
 
 class Federation:
@@ -25,9 +29,9 @@ class Federation:
         self.w = setup.initial()
         self.buffers = {n: b.clone() for n, b in setup.network.buffers.items()}
         self.state = setup.method.server_init(self.w)
-        self._initial_state = setup.method.client_init(self.w)
+        self.initial_state = setup.method.client_init(self.w)
         if setup.config.train.keep_momentum:
-            self._initial_state[MOMENTUM] = torch.zeros_like(self.w)
+            self.initial_state[MOMENTUM] = torch.zeros_like(self.w)
         #: Only of clients that have trained. In memory, unless a run keeps them on disk.
         self.clients: dict[int, State] | ClientStates = {}
 
@@ -42,16 +46,34 @@ class Federation:
         """What they receive besides."""
         return {name: self.state[name] for name in self.setup.method.sent if name in self.state}
 
+    def cohorts(self, ids: list[int], record: bool = False) -> list[Cohort]:
+        """What these clients are to train, those of similar length together; depends on the config only, not on the executor.
+        ``record``: their steps."""
+        setup, state = self.setup, self.initial_state
+        batches = {i: setup.schedule.batches(self.t, i, int(setup.sizes[i])) for i in ids}
+        states = {i: self.clients.get(i, state) for i in ids if state}
+        order = sorted(ids, key=lambda i: (-len(batches[i]), i))
+        size = STACK if setup.stack else 1
+        w, sent = self.sent(), self._sent_state()
+        return [
+            Cohort(
+                t=self.t,
+                ids=cohort,
+                batches=[batches[i] for i in cohort],
+                w_g=w,
+                buffers=self.buffers,
+                sent=sent,
+                state={n: torch.stack([states[i][n].to(w.device) for i in cohort]) for n in state},
+                record=record,
+            )
+            for cohort in (order[j : j + size] for j in range(0, len(order), size))
+        ]
+
     def train(
         self, ids: list[int], execute: Callable[[list[Any]], Any], record: bool = False
     ) -> CohortResult:
-        """Local training of these clients from the current state, which stays as it is. ``record``: their steps."""
-        sent, buffers = self._sent_state(), self.buffers
-        clients = Cohort(
-            t=self.t, ids=ids, w_g=self.sent(), buffers=buffers, sent=sent, record=record
-        )
-        states = {i: self._client_state(i) for i in ids} if self._initial_state else {}
-        return merge(list(execute(self.setup.cohorts(clients, states))), ids)
+        """Local training of these clients from the current state, which stays as it is."""
+        return merge(list(execute(self.cohorts(ids, record))))
 
     def round(self, execute: Callable[[list[Any]], Any]) -> tuple[Round, CohortResult]:
         """Train one round. Returns what the server saw and the merged clients' results."""
@@ -93,28 +115,34 @@ class Federation:
         self.t += 1
         return round, result
 
-    def _client_state(self, client: int) -> State:
-        state = self.clients.get(client)
-        if state is None:
-            return self._initial_state
-        return {name: value.to(self.w.device) for name, value in state.items()}
+    def evaluate(self) -> dict[str, float]:
+        """Loss and accuracy of the global model, see ``fldiag.training.record``."""
+        buffers = {name: b.unsqueeze(0) for name, b in self.buffers.items()}
+        bound = self.setup.network.bind(self.w.unsqueeze(0), buffers)
+        return evaluate(bound, self.setup.dataset, self.w)
 
     @property
     def finite(self) -> bool:
         return bool(torch.isfinite(self.w).all())
 
+    def load(self, run: Run) -> None:
+        """Take the global model of the last stored round. Raises FldiagError for a file that the run did not write."""
+        state, layout = run.checkpoint().state, self.setup.network.layout
+        self.t, self.w = run.done, layout.row(state).to(self.w)
+        self.buffers = {name: state[name].to(b.device) for name, b in self.buffers.items()}
+
     def restore(self, run: Run) -> None:
-        """Go on from the last stored round. Raises FldiagError for a file that is not the one that the run wrote."""
-        self.t, self.clients = run.done, run.states
+        """Go on from the last stored round, if there is one."""
+        self.clients = run.states
         if run.rounds:
-            self.w, self.buffers = load_weights(run, self.setup)
+            self.load(run)
             self.state = {n: v.to(self.w.device) for n, v in run.server_state.items()}
 
 
-def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
-    """The results of several cohorts as one, rows in the order of ``ids``."""
-    position = {i: j for j, i in enumerate(i for result in results for i in result.ids)}
-    order = [position[i] for i in ids]
+def merge(results: list[CohortResult]) -> CohortResult:
+    """The results of several cohorts as one, rows in the order of the clients' ids."""
+    ids = [i for result in results for i in result.ids]
+    order = sorted(range(len(ids)), key=ids.__getitem__)
 
     def join(values: list[Any]) -> Any:
         if isinstance(values[0], dict):
@@ -127,7 +155,7 @@ def merge(results: list[CohortResult], ids: list[int]) -> CohortResult:
     notes = [result.notes for result in results if result.notes is not None]
     if notes:
         merged["notes"] = pd.concat(notes).sort_values("client", kind="stable", ignore_index=True)
-    return CohortResult(ids=ids, **merged)
+    return CohortResult(ids=sorted(ids), **merged)
 
 
 def aggregate(round: Round, method: Method, train: TrainSection) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,17 @@ def sweep(
     >>> [run.config.seed for run in fldiag.sweep(start, {"seed": [3, 4]}, out=tempfile.mkdtemp())]
     [3, 4]
     """
-    plan = shard_of([_config(config, keys) for keys in combinations(over)], shard)
+    make = config.replace if isinstance(config, Config) else partial(Config.load, config)
+    plan = shard_of([make(**keys) for keys in combinations(over)], shard)
     paths = [Path(out or train.RUNS).absolute() / train.run_path(c).name for c in plan]
     if download:  # once, rather than by every worker
         for c in {c.data: c for c in plan}.values():
             Setup(c, download=True)
     with open_pool(executor, _train_one, device, name=lambda unit: unit[1].name) as pool:
-        units = list(zip(plan, paths, strict=True))
-        for done, (i, status) in enumerate(pool.completed(units), 1):
+        for done, (i, status) in enumerate(pool.completed(zip(plan, paths, strict=True)), 1):
             if on_event is not None:
-                event = {"event": "end", "status": status, "path": str(paths[i])}
-                on_event({**event, "done": done, "total": len(plan)})
+                event = {"status": status, "path": str(paths[i]), "done": done, "total": len(plan)}
+                on_event({"event": "end", **event})
     return [Run.open(path) for path in paths]
 
 
@@ -81,13 +82,6 @@ def combinations(over: Values) -> list[dict[str, Any]]:
     return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
 
 
-def _config(source: Config | str | Path, keys: Mapping[str, Any]) -> Config:
-    """Of a preset or file each gets what that says of its method."""
-    if isinstance(source, Config):
-        return source.replace(**keys)
-    return Config.load(source, **keys)
-
-
 def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
     """A row a setting: mean and standard deviation over the seeds of the last round's numbers.
 
@@ -98,18 +92,21 @@ def table(runs: Sequence[Run], over: Values) -> pd.DataFrame:
     Returns:
         The keys but the seed, ``runs``, the numbers, and ``diverged``: how many runs did, which are left out of the numbers.
     """
-    rows: list[dict[str, Any]] = []
+    rows = []
     for run, keys in zip(runs, combinations(over), strict=True):
-        row = {**{key: str(value) for key, value in keys.items()}, **dict.fromkeys(METRICS)}
-        rows.append({**row, "diverged": run.status == "diverged"})
-        if run.status != "diverged":
-            last = run.metrics.query("scope == 'global' and slice != 'train'").sort_values("round")
-            rows[-1] |= last.groupby("metric")["value"].last().astype(float)
+        has_diverged = run.status == "diverged"
+        last = run.metrics.query("scope == 'global' and slice != 'train'").groupby("metric")[
+            "value"
+        ]
+        scores = {} if has_diverged else dict(last.last())
+        rows.append({**{k: str(v) for k, v in keys.items()}, **scores, "diverged": has_diverged})
     names = [key for key in over if key != "seed"]
-    members = pd.DataFrame(rows).astype(dict.fromkeys(METRICS, float))
-    groups = members.groupby(names or members["diverged"].map(lambda x: 0), sort=False)
-    scores = groups[METRICS].agg(["mean", "std"])
-    scores.columns = [f"{metric}_{kind}".removesuffix("_mean") for metric, kind in scores]
-    counts = groups.size().rename("runs"), groups["diverged"].sum()
-    result = pd.concat([counts[0], scores, counts[1]], axis=1).reset_index(drop=not names)
-    return result.dropna(axis=1, how="all")
+    members = pd.DataFrame(rows, columns=[*over, *METRICS, "diverged"])
+    numbers = {"runs": ("diverged", "size")}
+    for metric in METRICS:
+        numbers |= {metric: (metric, "mean"), f"{metric}_std": (metric, "std")}
+    numbers["diverged"] = "diverged", "sum"
+    groups = members.astype(dict.fromkeys(METRICS, float)).groupby(
+        names or (lambda i: 0), sort=False
+    )
+    return groups.agg(**numbers).reset_index(drop=not names).dropna(axis=1, how="all")

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,11 @@ from fldiag.registry import Progress
 from fldiag.results.progress import notebook_bar
 from fldiag.results.provenance import capability, commit, machine
 from fldiag.results.table import Row
-from fldiag.runs import base
+from fldiag.runs.open_problem import keep_base
 from fldiag.runs.run import ABOUT, Run, lock
 from fldiag.training.client import CohortResult
-from fldiag.training.evaluate import evaluate, score_rows
-from fldiag.training.personalise import GlobalModel, measure
-from fldiag.training.record import step_rows
+from fldiag.training.personalise import fine_tune
+from fldiag.training.record import score_rows, step_rows
 from fldiag.training.server import Federation, merge
 from fldiag.training.setup import Cohort, Setup, kept_initial, provenance
 
@@ -81,18 +79,14 @@ def train(
         raise FldiagError(what, "give a Config, such as Config.load('digits')", usage=True)
     path = Path(out) if out is not None else run_path(config)
     if resume and os.path.exists(path / ABOUT):
-        run, now = Run.open(path), config.model_dump(mode="json")
-        version = run.about["provenance"].get("method_version", 1)
-        if (
-            run.status != "unfinished"
-            and run.about["config"] == now
-            and version == config.method_version
-        ):
+        run = Run.open(path)
+        stored = run.about["config"], run.about["provenance"].get("method_version")
+        now = config.model_dump(mode="json"), config.method_version
+        if run.status != "unfinished" and stored == now:
             return run
-    is_custom = setup is not None
+    rebuilt = device if setup is None else None
     setup = setup or Setup(config, device=device, download=download)
-    federation = Federation(setup)
-    shared = WorkerSetup(setup, device, is_custom)
+    federation, shared = Federation(setup), WorkerSetup(setup, rebuilt)
     with (
         lock(path),
         open_pool(executor, work, shared) as pool,
@@ -103,10 +97,14 @@ def train(
         federation.restore(run)
         about = {"rounds": config.rounds, "path": str(path)}
         emit({"event": "start", "round": run.done, **about})
-        _loop(config, run, federation, pool, emit)
+        _loop(run, federation, pool, emit)
         if run.status == "unfinished":
             pool.close()
-            run.append(run.done, _personalise(federation, executor), status="finished")
+            plan, rows = setup.method.personal, []
+            if plan is not None and not setup.dataset.regression:
+                with Workspace(executor):
+                    rows = fine_tune(federation, plan)
+            run.append(run.done, rows, status="finished")
     emit({"event": "end", "round": run.done, **about, "status": run.status})
     return run
 
@@ -141,9 +139,8 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
         if (words := setup.dataset.words) is not None:
             run.put("tokenizer.json", lambda f: f.write(words.spec.encode()))
         if (source := config.train.initial) is not None:
-            content = Path(source).read_bytes()
-            run.put(kept_initial(source), lambda f: f.write(content))
-        base.keep(run, setup.module)
+            run.put(kept_initial(source), lambda f: f.write(Path(source).read_bytes()))
+        keep_base(run, setup.module)
         run.begin()
         return run
     if not resume:
@@ -187,20 +184,19 @@ def _facts(config: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
 # Rounds
 
 
-def _loop(config: Config, run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
-    setup = federation.setup
-    stored, holding = rounds_to_store(config, setup.model_bytes)
+def _loop(run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
+    setup, config = federation.setup, federation.setup.config
+    stored, holding = rounds_to_store(setup)
     rows: list[Row] = []
     # Once for each start: on another processor a resumed run differs in the last bits.
     facts: dict[str, Any] = {"machine": machine(), "capability": capability(), "commit": commit()}
     facts |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
     while run.status != "diverged" and federation.t < config.rounds:
         start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        results = []
+        others = []
         if t in holding and config.checkpoint.clients == "all":
-            sampled = setup.schedule.sampled(federation.t)
-            if others := sorted({*range(config.clients.total)} - {*sampled}):
-                results = [federation.train(others, pool.map)]
+            others = [*({*range(config.clients.total)} - {*setup.schedule.sampled(t - 1)})]
+        results = [federation.train(others, pool.map)] if others else []
         round, result = federation.round(pool.map)
         if result.notes is not None:
             run.put_steps(t, step_rows(t, result.notes, **run.common))
@@ -208,8 +204,8 @@ def _loop(config: Config, run: Run, federation: Federation, pool: Pool, emit: Li
             row = {"moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0}
             run.append(run.done, [*rows, {"round": t, **row}], status="diverged", **facts)
             return
-        scores = evaluate(setup.network, setup.dataset, federation.w, federation.buffers)
-        rows += round_rows(t, scores, round, result, isolated=setup.method.isolated)
+        scores = federation.evaluate()
+        rows += round_rows(scores, round, result, isolated=setup.method.isolated)
         seconds = time.perf_counter() - start
         if t in stored:
             clients = [result, *results] if t in holding else []
@@ -228,7 +224,12 @@ def _store(
 ) -> None:
     """Write the checkpoint and the state after a round, with these clients' weights, and then its line."""
     setup, t = federation.setup, federation.t
-    ids = sorted(i for result in results for i in result.ids)
+    ids: list[int] = []
+    tensors: dict[str, Any] = {}
+    if results:
+        merged = merge(results)
+        ids, tensors = merged.ids, {"clients": merged.rows, "buffers": merged.buffers}
+        tensors["received"] = received
     manifest = {
         "round": t,
         "seed": setup.config.seed,
@@ -239,10 +240,6 @@ def _store(
         "provenance": run.about["provenance"],
         "run": run.path.name,
     }
-    tensors: dict[str, Any] = {}
-    if ids:
-        merged = merge([replace(r, state={}, uploads={}, notes=None) for r in results], ids)
-        tensors = {"received": received, "clients": merged.rows, "buffers": merged.buffers}
     state = {**setup.network.layout.views(federation.w), **federation.buffers}
     run.put_checkpoint(t, manifest, state, **tensors)
     if federation.state or run.states.new:
@@ -252,67 +249,52 @@ def _store(
 
 
 def round_rows(
-    t: int, scores: dict[str, float], round: Round, result: CohortResult, *, isolated: bool
+    scores: dict[str, float], round: Round, result: CohortResult, *, isolated: bool
 ) -> list[Row]:
     """The round's numbers: test accuracy and loss, mean local loss, bytes a client sends and receives (none when isolated)."""
     size = round.w_g.nbytes + sum(rows[0].nbytes for rows in result.buffers.values())
-    up = size + sum(rows[0].nbytes for rows in round.uploads.values())
-    down = size + sum(value.nbytes for value in round.sent.values())
-    loss = {
-        "scope": "global",
-        "slice": "train",
-        "metric": "minibatch_loss",
-        "value": float(result.loss @ round.p.to(result.loss.device)),
-        "n_examples": int(round.n.sum()),
+    traffic = {
+        "uplink": size + sum(rows[0].nbytes for rows in round.uploads.values()),
+        "downlink": size + sum(value.nbytes for value in round.sent.values()),
     }
-    traffic = {"uplink": 0 if isolated else up, "downlink": 0 if isolated else down}
-    trained = [
-        {"scope": "client", "metric": metric, "value": float(value), "unit": "bytes"}
-        for metric, value in traffic.items()
-    ]
-    rows = [*score_rows(scores, "test"), *({"moment": "trained", **r} for r in (loss, *trained))]
-    return [{"round": t, **row} for row in rows]
+    loss = float(result.loss @ round.p.to(result.loss.device))
+    rows = score_rows(scores, "test")
+    row = {"moment": "trained", "scope": "global", "slice": "train", "metric": "minibatch_loss"}
+    rows.append({**row, "value": loss, "n_examples": int(round.n.sum())})
+    row = {"moment": "trained", "scope": "client", "unit": "bytes"}
+    for metric, count in traffic.items():
+        rows.append({**row, "metric": metric, "value": 0.0 if isolated else float(count)})
+    return [{"round": round.t + 1, **row} for row in rows]
 
 
 # Whose trained weights a checkpoint holds besides the global ones
 
 
-def rounds_to_store(config: Config, model_bytes: int) -> tuple[set[int], set[int]]:
+def rounds_to_store(setup: Setup) -> tuple[set[int], set[int]]:
     """The rounds (from 1) that are stored, and those of them whose checkpoints hold the weights of clients, too."""
-    every, last, clients = config.checkpoint.every, config.rounds, config.checkpoint.clients
-    stored = {*range(every, last, every), last}
-    if clients == "auto":
-        is_small = len(stored) * config.clients.per_round * model_bytes <= SMALL
-        return stored, stored if is_small else {last}
-    return stored, set() if clients == "none" else stored
-
-
-def _personalise(federation: Federation, executor: str | Executor) -> list[Row]:
-    """Rows of what the method does after the last round, if anything."""
-    plan = federation.setup.method.personal
-    if plan is None or federation.setup.dataset.regression:
-        return []
-    model = GlobalModel(federation.w, federation.buffers, federation.clients, federation.t)
-    with Workspace(executor):
-        return measure(federation.setup, plan, model)
+    config, section = setup.config, setup.config.checkpoint
+    stored = {*range(section.every, config.rounds, section.every), config.rounds}
+    is_small = len(stored) * config.clients.per_round * setup.model_bytes <= SMALL
+    auto = stored if is_small else {config.rounds}
+    return stored, {"none": set[int](), "auto": auto}.get(section.clients, stored)
 
 
 # What a worker does
 
 
 class WorkerSetup:
-    """A setup for workers: each builds it from the config; a custom one (the caller's data, module) is sent as it is."""
+    """A setup for workers: each builds it from the config for this device; a custom one (None: the caller's data, module) is sent
+    as it is."""
 
-    def __init__(self, setup: Setup, device: str, is_custom: bool):
-        self.config, self.device, self.is_custom = setup.config, device, is_custom
-        self.setup = setup
+    def __init__(self, setup: Setup, device: str | None):
+        self.setup, self.config, self.device = setup, setup.config, device
 
     @cached_property
     def setup(self) -> Setup:
-        return Setup(self.config, device=self.device)
+        return Setup(self.config, device=str(self.device))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if self.is_custom or k != "setup"}
+        return {k: v for k, v in vars(self).items() if k != "setup" or self.device is None}
 
 
 def work(shared: WorkerSetup, unit: Cohort) -> CohortResult:

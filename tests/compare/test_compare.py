@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fldiag
-from fldiag.compare.conditions import parse
+from fldiag.compare.check import parse
 from fldiag.errors import FldiagError
 from fldiag.results.numbers import numbers
 from fldiag.results.statistics import Interval, basic, holm, mcnemar, means, paired_t

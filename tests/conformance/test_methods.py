@@ -10,15 +10,16 @@ from helpers import (
     images,
     needs,
     play,
+    seeded,
     stacks,
     world,
 )
 
 from fldiag import registry
-from fldiag.execution import open_pool
+from fldiag.execution import open_pool, threads
 from fldiag.training import train
 from fldiag.training.server import Federation
-from fldiag.training.setup import Seeded, Setup
+from fldiag.training.setup import Setup
 
 NAMES = registry.method.names()
 #: ``world`` has clients of 20, 13 and 7 examples: batches of 8 leave last batches of 4, 5 and 7, and 6, 4 and 2 steps.
@@ -46,10 +47,10 @@ def relative(a, b):
 def test_the_order_of_the_sampled_clients_does_not_show(name):
     data, parts = world(name, (11, 10, 8, 7))
     chosen = config(name, total=4, per_round=3, rounds=2, **needs(name))
-    seeded = Seeded(0, 4, 3, 2, 8)
-    ids = [seeded.sampled(t) for t in range(2)]
+    schedule = seeded(0, 4, 3, 2, 8)
+    ids = [schedule.sampled(t) for t in range(2)]
     positions = [
-        {i: [b.tolist() for b in seeded.batches(t, i, len(parts[i]))] for i in range(4)}
+        {i: [b.tolist() for b in schedule.batches(t, i, len(parts[i]))] for i in range(4)}
         for t in range(2)
     ]
     ends = [
@@ -108,7 +109,7 @@ def cohort(shared, item):
 
 @pytest.fixture(scope="module", params=["processes:2", "dask"])
 def pool(request):
-    with open_pool(request.param, cohort, None, threads=1) as made:
+    with threads(1), open_pool(request.param, cohort, None) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""MiniLM from the files of its package, which ``make test-integrations`` installs."""
+"""MiniLM from the files of its package."""
 
 import torch
 from torch.nn import functional as F

@@ -1,13 +1,12 @@
 """Models with adapters of peft, recorded by one's own loop: rounds hold what is trained, and the diagnostic reads peft's layers."""
 
+import peft
 import pytest
 import torch
 from torch import nn
 
 import fldiag
 from fldiag.models.lora import adapters
-
-peft = pytest.importorskip("peft")
 
 
 def model(seed=0):

@@ -3,13 +3,10 @@
 import importlib
 from pathlib import Path
 
-import pytest
 import torch
 
 import fldiag
 from fldiag.params import flatten
-
-pytest.importorskip("transformers")
 
 
 def test_transformers(monkeypatch):

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
+import transformers
 
 import fldiag
 
-transformers = pytest.importorskip("transformers")
 N, T, V = 6, 7, 20
 SMALL = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
 SMALL |= {"num_hidden_layers": 1, "max_position_embeddings": 16}

@@ -17,7 +17,7 @@ import torch
 import fldiag
 from fldiag import execution
 from fldiag.errors import FldiagError
-from fldiag.execution import check_executor, open_pool, shard_of
+from fldiag.execution import check_executor, open_pool, shard_of, threads
 
 
 def draw(state, seed):
@@ -52,12 +52,12 @@ def state():
 )
 def test_results_are_those_of_this_process_in_order(state, executor):
     executor = ThreadPoolExecutor(2) if executor == "threads" else executor
-    with open_pool("serial", draw, state, threads=1) as pool:
+    with threads(1), open_pool("serial", draw, state) as pool:
         here = list(pool.map(range(7)))
-    with open_pool(executor, draw, state, threads=1) as pool:
+    with threads(1), open_pool(executor, draw, state) as pool:
         assert list(pool.map(range(7))) == here
         assert [r for _, r in sorted(pool.completed(range(7)))] == here
-    assert {threads for _, threads in here} == {1}
+    assert {count for _, count in here} == {1}
 
 
 @pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])

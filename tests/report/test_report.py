@@ -99,8 +99,9 @@ def test_it_shows_what_the_tables_say(paths):
         for run in runs
     ]
     mean, std = statistics.mean(last[:2]), statistics.stdev(last[:2])
-    (seeds,) = [t for t in page.overview(runs).tables if t.caption.startswith("Mean")]
-    value, error = map(float, seeds.rows[0][3].split(" ± "))
+    tables = page.overview(runs).tables.items()
+    (seeds,) = [rows for (caption, _), rows in tables if caption.startswith("Mean")]
+    value, error = map(float, seeds[0][3].split(" ± "))
     assert value == pytest.approx(mean, abs=std / 10) and error == pytest.approx(std, rel=0.05)
     for source in runs[0].tables.values():
         assert source.content in shown.files()
@@ -123,7 +124,7 @@ def test_no_name_becomes_markup(paths, tmp_path):
         source.name, source.alarms = EVIL, [EVIL]
     name_runs(runs)
     runs[1].label = EVIL
-    shown = Page(page.page(runs, EVIL))
+    shown = Page(page.page(runs))
     attributes = [name for name, _ in shown.attributes]
     images, files = attributes.count("data-kind"), attributes.count("data-file")
     assert shown.tags.count("img") == images and shown.tags.count("b") == shown.tags.count("li")

@@ -496,9 +496,15 @@ def test_a_round_whose_line_is_on_the_disk_counts_also_after_ctrl_c(tmp_path, mo
     assert fldiag.load(tmp_path / "run").rounds == [0, 1, 2, 3]
 
 
-def test_a_disk_that_is_full_at_the_start_is_no_obstacle_later(tmp_path, monkeypatch):
-    def full(*args, **options):
-        raise OSError(28, "no space left")
+@pytest.mark.parametrize("count", [0, 3, 5, 7])
+def test_a_disk_that_is_full_at_the_start_is_no_obstacle_later(count, tmp_path, monkeypatch):
+    """Full after so many flushes: at the partition, the data, the lines, or run.json."""
+    flush, done = files.os.fsync, []
+
+    def full(handle):
+        if len(done) == count:
+            raise OSError(28, "no space left")
+        done.append(flush(handle))
 
     with monkeypatch.context() as disk, pytest.raises(fldiag.FldiagError, match="no space"):
         disk.setattr(files.os, "fsync", full)

@@ -54,8 +54,8 @@ def partition_digest(preset):
     data, section = config.data.name, config.partition
     n, classes = 1500 if data == "digits" else 50_000, CLASSES.get(data, 10)
     labels = np.random.default_rng(0).permutation(np.arange(n) % classes)
-    options = {key: getattr(section, key) for key in ("alpha", "shards", "classes", "min_size")}
-    parts = partition.make(section.kind, labels, config.clients.total, section.seed, **options)
+    dealt = section.kind, labels, config.clients.total, section.seed
+    parts = partition.make(*dealt, **section.options)
     digest = hashlib.sha256()
     for part in parts:
         digest.update(np.asarray(part, np.int64).tobytes() + b"|")

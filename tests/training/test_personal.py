@@ -14,7 +14,8 @@ from torch.nn import functional as F
 import fldiag
 from fldiag.data import Dataset, take
 from fldiag.method import Neighbours, Personal
-from fldiag.training.personalise import GlobalModel, Predictor, measure, mix
+from fldiag.training.personalise import count_right, fine_tune, mix
+from fldiag.training.server import Federation
 from fldiag.training.setup import Setup, setup_of
 
 RNG = np.random.default_rng(0)
@@ -58,13 +59,9 @@ def test_fine_tuning_is_torchs_sgd_from_the_global_model(kind, lr):
     torch.manual_seed(0)
     net = kind()
     made, accuracies = setup(net, train__weight_decay=0.01, train__local_decay=0.1), {}
-    start = GlobalModel(
-        made.initial(),
-        {n: b.double() if b.is_floating_point() else b for n, b in net.named_buffers()},
-        {},
-        2,
-    )
-    rows = measure(made, Personal((0, 1, 4), lr=lr), start)
+    start = Federation(made)
+    start.t = 2
+    rows = fine_tune(start, Personal((0, 1, 4), lr=lr))
     for k, part in enumerate(PARTS):
         own = copy.deepcopy(net).double()
         rate = 0.3 * (0.5**2 if lr == "decayed" else 1)
@@ -115,22 +112,22 @@ def test_a_run_ends_with_what_the_command_would_say(name, tmp_path):
 def test_local_only_tests_each_clients_own_weights(tmp_path):
     run = train(tmp_path / "run", method__name="local_only", checkpoint__clients="sampled", **SMALL)
     table = fldiag.diagnose(run, "personalise", epochs="0")
-    last, predict = run.checkpoint(), Predictor(setup_of(run), None, 0)
+    last, made = run.checkpoint(), setup_of(run)
     for client, w in clients_of(last).items():
-        right, n = predict(w, {}, client)
+        right, n = count_right(made, client, w[None], {})
         assert value(table, "personal_accuracy", client=client) == pytest.approx(right / n)
-        assert (right, n) != predict(vector(last.state), {}, client)
+        assert (right, n) != count_right(made, client, vector(last.state)[None], {})
 
 
 def test_intervals_are_wilsons_and_predictions_that_are_not_finite_are_wrong():
     made = setup(nn.Linear(6, 3))
-    rows = measure(made, Personal((0,)), GlobalModel(made.initial(), {}, {}, 0))
+    rows = fine_tune(Federation(made), Personal((0,)))
     p, n, z = rows[0]["value"], rows[0]["n_examples"], 1.959963984540054
     centre, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     low, high = ((centre + sign * half) / (1 + z**2 / n) for sign in (-1, 1))
     assert (rows[0]["low"], rows[0]["high"]) == pytest.approx((low, high), rel=1e-9)
-    predict = Predictor(made, None, 0)
-    assert predict(torch.full_like(made.initial(), torch.nan), {}, 0) == (0, n)
+    broken = torch.full_like(made.initial(), torch.nan)
+    assert count_right(made, 0, broken[None], {}) == (0, n)
 
 
 @pytest.mark.parametrize("k", [1, 5, 40])

@@ -3,13 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from helpers import PLAIN, classification, config, federation, final, play, quadratics, setup
-
-from fldiag.training.setup import Seeded
+from helpers import (
+    PLAIN,
+    classification,
+    config,
+    federation,
+    final,
+    play,
+    quadratics,
+    seeded,
+    setup,
+)
 
 
 def test_independent_clients_join_with_the_given_probability():
-    schedule = Seeded(3, 50, 5, 1, 8, sampling="independent")
+    schedule = seeded(3, 50, 5, 1, 8, sampling="independent")
     joined = [schedule.sampled(t) for t in range(2000)]
     sizes = np.array([len(ids) for ids in joined])
     assert all(len(set(ids)) == len(ids) > 0 and ids == sorted(ids) for ids in joined)
@@ -24,18 +32,18 @@ def test_independent_clients_join_with_the_given_probability():
 
 def test_clients_by_round_are_those_of_fedsol_s_code():
     """What ``np.random.seed(t)`` and ``np.random.choice(100, 10, replace=False)`` draw for the first and the 300th round."""
-    schedule = Seeded(0, 100, 10, 5, 50, sampling="by_round")
+    schedule = seeded(0, 100, 10, 5, 50, sampling="by_round")
     assert schedule.sampled(0) == [2, 16, 26, 54, 55, 73, 75, 86, 93, 95]
     assert schedule.sampled(299) == [3, 9, 11, 13, 22, 35, 45, 54, 64, 67]
     assert all(
-        Seeded(7, 100, 10, 5, 50, sampling="by_round").sampled(t) == schedule.sampled(t)
+        seeded(7, 100, 10, 5, 50, sampling="by_round").sampled(t) == schedule.sampled(t)
         for t in range(20)
     )
     made = setup(
         config(seed=3).replace(clients__sampling="by_round", clients__per_round=2), classification()
     )
     assert [len(made.schedule.sampled(t)) for t in range(3)] == [2, 2, 2]
-    assert made.schedule.sampled(1) == Seeded(9, 3, 2, 5, 50, sampling="by_round").sampled(1)
+    assert made.schedule.sampled(1) == seeded(9, 3, 2, 5, 50, sampling="by_round").sampled(1)
 
 
 @pytest.mark.parametrize("stack", ["off", "on"])

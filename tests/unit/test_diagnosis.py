@@ -13,8 +13,8 @@ import fldiag
 from fldiag.diagnosis.diagnose import diagnose, identity
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
+from fldiag.results.files import get_table, put_table
 from fldiag.results.provenance import digest
-from fldiag.results.store import get_table, put_table
 from fldiag.results.summary import Note, standing
 from fldiag.results.table import table
 
@@ -114,7 +114,8 @@ def test_what_a_run_holds_now_decides(runs, tmp_path):
     file.write_bytes(content)
     assert finite() == ["healthy"]
     names = [
-        digest(identity([fldiag.load(run, data=name)])) for name in (None, None, "digits", "iris")
+        digest(identity(fldiag.load(run, data=name), True))
+        for name in (None, None, "digits", "iris")
     ]
     assert names[0] == names[1] and len(set(names)) == 3
 

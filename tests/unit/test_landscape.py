@@ -11,6 +11,7 @@ import fldiag
 from fldiag.diagnostics import landscape as room
 
 AXIS = np.linspace(-1, 1, 41)
+EVIL = "</script><img src=x onerror=alert(1)>"
 
 
 class Weights(nn.Module):
@@ -138,8 +139,9 @@ def test_the_picture_has_one_scale_and_the_numbers_of_the_table():
     assert len(above) == 2 and above[0].get_zlim() == above[1].get_zlim()
     texts = " ".join(ax.get_title() + ax.get_xlabel() for ax in fig.axes)
     assert "low" in texts and "λ₁ = 10" in texts and "λ₁ = 20" in texts and "λ₁/λ₂ = 1.67" in texts
-    page = room.page(table)
-    assert len(page.charts) == 2 and "λ₁ = 20" in page.charts[1].caption
+    page = room.page(table.assign(run=table["run"] + EVIL))
+    assert page.count('"type":"surface"') == 2 and r"\u03bb\u2081 = 20" in page
+    assert EVIL not in page and page.endswith("</div></body></html>")
 
 
 def test_a_surface_with_exploding_corners_ends_along_a_level_line():

@@ -10,12 +10,12 @@ from helpers import (
     federation,
     final,
     play,
+    seeded,
 )
 from torch import nn
 
 from fldiag.runs.run import Run
 from fldiag.training import train
-from fldiag.training.setup import Seeded
 
 UNEQUAL = (20, 13, 7)
 
@@ -53,14 +53,14 @@ def test_local_only_keeps_batch_norm_statistics_with_the_client():
     initial = {n: b.clone() for n, b in made.buffers.items()}
     play(made, 2)
     data, parts = classification(UNEQUAL)
-    seeded = Seeded(0, 3, 3, 2, 5)
+    schedule = seeded(0, 3, 3, 2, 5)
     for i in range(3):
         one = federation(
             config("fedavg", total=1, batch_size=5),
             (data, [parts[i]]),
             module=module,
             schedule=Recorded(
-                [[0]] * 2, [{0: seeded.batches(t, i, len(parts[i]))} for t in range(2)]
+                [[0]] * 2, [{0: schedule.batches(t, i, len(parts[i]))} for t in range(2)]
             ),
         )
         play(one, 2)

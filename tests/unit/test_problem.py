@@ -334,3 +334,25 @@ def test_ignored_classes_have_no_part_in_the_accuracy():
     right = fldiag.Problem(net, loss, (X, Y)).scores().right
     expected = (net(X).argmax(1) == Y)[Y != 1].double().mean()
     assert float(right.mean()) == pytest.approx(float(expected))
+
+
+BODY = "F.cross_entropy(FACTOR * z, y)"
+SOURCES = {
+    "a function": f"def loss(z, y): return {BODY}",
+    "a lambda within": f"def loss(z, y): return (lambda: {BODY})()",
+    "a function behind another": f"def outer(f): return lambda z, y: f(z, y)\nloss = outer(lambda z, y: {BODY})",
+    "a partial function": f"loss = functools.partial(lambda z, y, w: {BODY}, w=1)",
+    "an object": f"class Called:\n  def __call__(self, z, y): return {BODY}\nloss = Called()",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_the_digest_is_that_of_what_a_loss_computes(source):
+    """Wherever the change is, and not of where in a file it is written."""
+
+    def digest(factor, lead=""):
+        names = {"F": F, "functools": functools}
+        exec(compile(lead + source.replace("FACTOR", factor), "a" + lead, "exec"), names)
+        return fldiag.Problem(mlp(), names["loss"], (X, Y)).digest()
+
+    assert digest("1.0") == digest("1.0", "\n\n") != digest("2.0")

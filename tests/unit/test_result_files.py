@@ -9,6 +9,7 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.results.provenance import provenance
 from fldiag.results.table import table
 
 FRAME = table(
@@ -24,6 +25,7 @@ def test_a_table_and_what_it_is(tmp_path):
     about, content = files.read_json(written[0]), written[1].read_bytes()
     assert json.loads(written[0].read_text("utf-8"))["digest"] == files.json_digest(about)
     assert about == {
+        **json.loads(json.dumps(provenance())),
         "seed": 3,
         "where": str(tmp_path),
         "table": {"file": "lr-0.1.csv", "sha256": hashlib.sha256(content).hexdigest()},

@@ -5,9 +5,9 @@ import sys
 
 import numpy as np
 import torch
+from helpers import seeded
 
 from fldiag.seeding import numpy_rng, seed_for, torch_rng
-from fldiag.training.setup import Seeded
 
 
 def test_a_seed_is_fixed_by_its_purpose_and_indices():
@@ -50,7 +50,7 @@ def test_generators_leave_the_global_state_alone():
 
 
 def test_a_schedule_depends_on_seed_round_and_client_only():
-    one, other = Seeded(3, 20, 5, 2, 4), Seeded(3, 20, 5, 2, 4)
+    one, other = seeded(3, 20, 5, 2, 4), seeded(3, 20, 5, 2, 4)
     other.batches(7, 2, 50)
     other.sampled(9)
     for t in range(3):
@@ -61,4 +61,4 @@ def test_a_schedule_depends_on_seed_round_and_client_only():
             for a, b in zip(one.batches(t, 1, 11), other.batches(t, 1, 11), strict=True)
         )
     assert len({tuple(one.sampled(t)) for t in range(10)}) > 5
-    assert one.sampled(0) != Seeded(4, 20, 5, 2, 4).sampled(0)
+    assert one.sampled(0) != seeded(4, 20, 5, 2, 4).sampled(0)

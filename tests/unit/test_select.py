@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldiag.results import files, select, store
+from fldiag.results import files, select
 from fldiag.results.select import WHOLE, last_round, number, only, rounds, spread
 from fldiag.results.table import table
 
@@ -178,7 +178,7 @@ def test_the_number_of_a_whole_round_is_not_that_of_a_client_or_layer():
     assert number(frame, "lambda_mean", round=2, moment="trained", **WHOLE) == 4.0
 
 
-@pytest.mark.parametrize("module", [select, store, files], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [select, files], ids=lambda m: m.__name__)
 def test_the_examples_of_the_docstrings(module):
     failed, tried = doctest.testmod(module)
     assert failed == 0 and tried > 0

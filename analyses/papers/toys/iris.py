@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,8 +32,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import fldiag
 from fldiag import registry
-from fldiag.plotting import style, words
-from fldiag.seeding import numpy_rng
+from fldiag.plotting import style
 
 Row = dict[str, Any]
 METHODS = ("fedavg", "feddf", "fedproj")
@@ -64,7 +63,7 @@ def train(method: str, lr: float, rounds: int, seed: int) -> list[Tensor]:
     Raises FldiagError for a training that diverges.
     """
     z, y, _ = flowers()
-    public = numpy_rng(seed, "iris public").uniform(z.min(0), z.max(0), (300, 2))
+    public = np.random.default_rng(seed).uniform(z.min(0), z.max(0), (300, 2))
     distil = {"epochs": 5, "tau": 3.0, "optimizer": "sgd", "lr": lr}
     options = {"fedavg": {}, "feddf": distil, "fedproj": {**distil, "gamma_wd": 0.0}}
     with TemporaryDirectory() as folder:
@@ -113,7 +112,7 @@ def run(
     lr: float = 0.01,
     rounds: int = 20,
     seeds: Sequence[int] = range(5),
-    progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+    track: Callable[[list[Any]], Iterable[Any]] = list,
 ) -> pd.DataFrame:
     """The toy as a table: every seed and method; accuracies are shares of the 150 flowers.
 
@@ -128,10 +127,8 @@ def run(
     """
     z, y, box = flowers()
     points = np.stack(np.meshgrid(*np.linspace(box[0], box[1], GRID).T), -1).reshape(-1, 2)
-    jobs = list(itertools.product(seeds, METHODS))
     tables = []
-    for i, (seed, method) in enumerate(jobs):
-        progress(i, len(jobs), f"{method}, seed {seed}")
+    for seed, method in track(list(itertools.product(seeds, METHODS))):
         rows: list[Row] = []
         for t, models in enumerate(train(method, lr, rounds, seed), 1):
             rows += [{"round": t, **row} for row in _scores(predict(models, z), y)]
@@ -214,9 +211,17 @@ def draw(table: pd.DataFrame) -> Figure:
             of_model = pd.Series(model)
             part = table[is_method & (table[[*model]] == of_model).fillna(False).all(axis=1)]
             fine = np.stack([zoom(mask, 3, order=1) for mask in _blurred(part)]).argmax(0)
-            look: dict[str, Any] = {"cmap": ListedColormap(FILLS), "vmin": 0, "vmax": 2}
-            look |= {"origin": "lower", "aspect": "auto", "interpolation": "nearest"}
-            ax.imshow(fine, extent=extent, **look)
+            colors = ListedColormap(FILLS)
+            ax.imshow(
+                fine,
+                colors,
+                origin="lower",
+                aspect="auto",
+                interpolation="nearest",
+                extent=extent,
+                vmin=0,
+                vmax=2,
+            )
             share = part.set_index("metric")["value"]
             text = f"{100 * share['accuracy']:.1f} % right"
             if "client" in model:
@@ -227,11 +232,11 @@ def draw(table: pd.DataFrame) -> Figure:
                     ax.contour(lead, [0], extent=extent, colors="k", linewidths=0.8)
             for c, (ink, marker) in enumerate(zip(INKS, MARKERS, strict=True)):
                 face = ink if model.get("client", c) == c else "white"
-                look = {"marker": marker, "edgecolor": ink, "facecolor": face}
-                ax.scatter(z[y == c, 0], z[y == c, 1], s=5, linewidth=0.4, **look)
+                px, py = z[y == c].T
+                ax.scatter(px, py, s=5, c=face, marker=marker, edgecolor=ink, linewidth=0.4)
             ax.set_title(head + text, fontsize=7)
             ax.set(xticks=[], yticks=[], xlabel="first component")
-            ax.set_ylabel(f"{words.name(method)}\nsecond component")
+            ax.set_ylabel(f"{style.display_name(method)}\nsecond component")
             ax.label_outer()
             ax.spines[:].set_visible(True)
         handles: list[Any] = [

@@ -8,7 +8,7 @@ to w_l*, rho before w_l*, whatever a is. FedProx comes to rest off the line unle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import fldiag
 from fldiag.data import Dataset
-from fldiag.plotting import style, words
+from fldiag.plotting import style
 from fldiag.training.setup import Setup
 
 Row = dict[str, Any]
@@ -94,7 +94,7 @@ def run(
     rho: float = 1.5,
     beta: float = 1.0,
     a: Sequence[float] = CURVATURES,
-    progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+    track: Callable[[list[Any]], Iterable[Any]] = list,
 ) -> pd.DataFrame:
     """The toy as a table: FedSOL (L_p = l2, fixed strength, full model) and FedProx (mu = ``beta``).
 
@@ -114,8 +114,7 @@ def run(
     sol_lr = 1 / (steepest * (1 + rho / (D - rho if rho < D else D / 10)))
     prox_lr = 1 / (steepest + beta)
     # Steps that shrink the flattest direction of either method by 1e-10; hovering needs none.
-    share = min(prox_lr * (flattest + beta), sol_lr * flattest if rho < D else 1, 0.9)
-    share = max(share, 1e-9)  # also of curvatures that are not above 0
+    share = max(1e-9, min(prox_lr * (flattest + beta), sol_lr * flattest if rho < D else 1, 0.9))
     steps = max(MIN_STEPS, math.ceil(math.log(1e10) / -math.log1p(-share)))
     if steps > MAX_STEPS:
         what = f"coming to rest takes {steps} steps"
@@ -125,8 +124,8 @@ def run(
     sol_ends = [fedsol_end(rho) if rho < D else None] * len(a)
     prox_ends = [fedprox_end(value, beta) for value in a]
     rows: list[Row] = []
-    for method, lr, ends in ((fedsol, sol_lr, sol_ends), (fedprox, prox_lr, prox_ends)):
-        progress(len(rows) > 0, 2, method["name"])
+    jobs = [(fedsol, sol_lr, sol_ends), (fedprox, prox_lr, prox_ends)]
+    for method, lr, ends in track(jobs):
         paths = simulate(method, a, lr, steps)
         for k, (path, end) in enumerate(zip(paths, ends, strict=True)):
             client = {"method": method["name"], "client": k, "a": a[k]}
@@ -138,8 +137,8 @@ def run(
                 continue
             rows.append(_at("closed_form", end, estimator="exact", **client))
             rows.append({"metric": "distance", "value": math.dist(path[-1], end), **client})
-            (ux, uy), (dx, dy) = path[-1] - W_G, W_L - W_G
-            angle = math.degrees(math.atan2(abs(dx * uy - dy * ux), dx * ux + dy * uy))
+            u, d = path[-1] - W_G, W_L - W_G
+            angle = math.degrees(math.atan2(abs(np.linalg.det([d, u])), d @ u))
             rows.append({"metric": "angle", "value": angle, "unit": "degrees", **client})
     table = pd.DataFrame(rows).convert_dtypes()
     table["estimator"] = table["estimator"].fillna("simulated")
@@ -192,7 +191,7 @@ def draw(table: pd.DataFrame) -> Figure:
                 place = {"xytext": shift, "textcoords": "offset points", "fontsize": 9}
                 ax.annotate(name, point, ha="center", va="center", **place)
             ax.margins(0.15)
-            ax.set(title=words.name(method), xlabel="x", ylabel="y", aspect="equal")
+            ax.set(title=style.display_name(method), xlabel="x", ylabel="y", aspect="equal")
         hollow = {"color": "k", "markerfacecolor": "none", "markersize": 6}
         handles = [Line2D([], [], **{**ring, **hollow}) for ring in rings]
         handles += [Line2D([], [], **LINE), Line2D([], [], **CROSS)]

@@ -1,8 +1,10 @@
-"""The verbs that train: a demonstration, one run, or every combination of some values."""
+"""The verbs to start with: they train, and say what there is."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from json import dumps
@@ -11,16 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fldiag.cli.app import verb
+from fldiag import registry, user_code
+from fldiag.cli.app import ask, verb
 from fldiag.cli.console import Console
 from fldiag.cli.options import Device, Out, Seed, Set
+from fldiag.errors import unknown
 
 if TYPE_CHECKING:
-    from fldiag.config import Config
     from fldiag.registry import Progress
-
-#: Exit code of a training that diverged.
-DIVERGED = 3
 
 
 @verb("Start", "width", "format")
@@ -34,26 +34,20 @@ def demo(
 
     Example: fldiag demo
     """
-    from fldiag.diagnosis.diagnose import FALLBACK, diagnose
+    from fldiag.diagnosis.diagnose import FALLBACK
     from fldiag.execution import threads
     from fldiag.training.sweep import sweep, table
 
     folder = out or FALLBACK / "demo"
-    values: dict[str, list[Any]] = {
-        "method.name": ["fedavg", "fedsol"],
-        "seed": [seed],
-        "checkpoint.every": [10],
-    }
+    values: Any = {"method.name": ["fedavg", "fedsol"], "seed": [seed], "checkpoint.every": [10]}
     # on one thread: as fast as on two on such small networks, which wait for each other
     with threads(1):
         with console.progress("demo") as progress:
             show = _runs_on_bar(progress)
             runs = sweep("digits", values, out=folder, device=device, on_event=show)
+        console.table(table(runs, values).to_dict("records"))
         checkpoints, options = [run.checkpoint() for run in runs], {"seed": seed, "device": device}
-        answer = diagnose("landscape", checkpoints, options, out=folder, **console.listeners)
-    console.table(table(runs, values).to_dict("records"))
-    console.show(answer.summary())
-    console.done(*answer.files)
+        ask(console, "landscape", checkpoints, options, out=folder)
 
 
 @verb("Start", "allow_code", "executor", "download", "device")
@@ -82,10 +76,12 @@ def train(
     from fldiag import config as configs
     from fldiag.runs.run import Run
     from fldiag.training import train as training
+    from fldiag.training.setup import Setup
     from fldiag.training.sweep import table
 
     overrides = dict(map(configs.parse_override, set_ or []))
-    overrides |= {} if seed is None else {"seed": seed}
+    if seed is not None:
+        overrides["seed"] = seed
     is_run = os.path.isdir(source)
     config = (
         configs.of_run(Run.open(source), overrides)
@@ -97,18 +93,21 @@ def train(
         console.say(dumps(console.result["config"], indent=1))
     path = out or training.run_path(config)
     if dry_run:
-        return _size(console, config, path, options["device"], options["download"])
+        del options["executor"]
+        setup = Setup(config, **options)
+        parameters, size = setup.network.size, setup.model_bytes
+        console.result |= {"parameters": parameters, "bytes": size}
+        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
+        return console.done(path)
     with console.progress(config.method.name) as progress:
         show = training.rounds_on_bar(progress)
         run = training.train(config, out=path, resume=resume, on_event=show, **options)
     (scores,) = table([run], {}).drop(columns=["runs", "diverged"]).to_dict("records")
     console.table([{"run": run.name, "rounds": run.done, "status": run.status, **scores}])
-    has_diverged = run.status == "diverged"
-    if has_diverged:
-        console.note("the weights are no longer finite; a smaller train.lr usually helps")
     console.done(run.path / run.round_file(run.rounds[-1]) if run.rounds else run.path)
-    if has_diverged:
-        sys.exit(DIVERGED)
+    if run.status == "diverged":
+        console.note("the weights are no longer finite; a smaller train.lr usually helps")
+        sys.exit(3)
 
 
 @verb("Start", "executor", "download", "device", "shard")
@@ -131,16 +130,14 @@ def sweep(
     """
     from fldiag.config import parse_override
     from fldiag.results.files import write_table
-    from fldiag.results.provenance import digest, provenance
+    from fldiag.results.provenance import digest
     from fldiag.training import sweep as sweeps
     from fldiag.training.train import RUNS
 
     values = {key: [value] for key, value in map(parse_override, set_ or [])}
-    keys = [text.partition("=") for text in over]
-    values |= {
-        key.strip(): [parse_override(f"{key}={value}")[1] for value in listing.split(",")]
-        for key, _, listing in keys
-    }
+    for text in over:
+        key, _, listing = text.partition("=")
+        values[key.strip()] = [parse_override(f"{key}={v}")[1] for v in listing.split(",")]
     with console.progress("sweep") as progress:
         show = _runs_on_bar(progress)
         runs = sweeps.sweep(config, values, out=out, on_event=show, **options)
@@ -149,7 +146,7 @@ def sweep(
     frame, names = sweeps.table(runs, values), [run.name for run in runs]
     console.table(frame.to_dict("records"))
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
-    about = {"source": config, "runs": names, **provenance()}
+    about = {"source": config, "runs": names}
     console.done(*write_table(frame, path, about))
 
 
@@ -157,15 +154,68 @@ def _runs_on_bar(progress: Progress) -> Callable[[dict[str, Any]], None]:
     return lambda event: progress(event["done"], event["total"], Path(event["path"]).name)
 
 
-def _size(console: Console, config: Config, path: Path, device: str, download: bool) -> None:
-    """The model's size. Writes nothing, and imports no user code."""
-    from fldiag import user_code
+@verb("Start", name="list")
+def list_(
+    console: Console,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="methods, models, datasets, diagnostics, presets or figures. Default: all of them."
+        ),
+    ] = None,
+) -> None:
+    """List methods, models, data sets, diagnostics, presets or figures, or all of them.
 
-    if not user_code.names(config.model_dump()):
-        from fldiag.training.setup import Setup
+    Example: fldiag list methods
+    """
+    for kind in [what] if what else registry.kinds():
+        console.table([{"name": n, kind: line} for n, line in registry.catalogue(kind).items()])
+    console.done()
 
-        setup = Setup(config, device=device, download=download)
-        parameters, size = setup.network.size, setup.model_bytes
-        console.result |= {"parameters": parameters, "bytes": size}
-        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
-    console.done(path)
+
+@verb("Start")
+def explain(
+    console: Console,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A method, model, data set or diagnostic, settings, or a section (partition) or key (clients.sampling) of these."
+        ),
+    ],
+) -> None:
+    """Describe a method, model, data set or diagnostic: equations, options with defaults, source; or the settings of a run.
+
+    Example: fldiag explain fedsol
+    """
+    from fldiag.config import settings
+
+    user_code.allow(name)
+    fields = settings()
+    kinds = [getattr(registry, kind[:-1]) for kind in registry.KINDS]
+    entries = (kind.get(name) for kind in kinds if name in kind or user_code.is_code(name))
+    if entry := next(entries, None):
+        meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
+        console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}
+        console.say(f"{entry.kind} {entry.name}\n\n{entry.doc}\n")
+        for key, value in meta.items():
+            console.say(f"{key}: {value}")
+        fields = entry.options.model_fields
+    elif name != "settings":
+        fields = {k: f for k, f in fields.items() if f"{k}.".startswith(f"{name}.")}
+        if not fields:
+            raise unknown("name", name, [*settings(), *(n for kind in kinds for n in kind.names())])
+    console.table([about(key, field) for key, field in fields.items()])
+    console.done()
+
+
+def about(key: str, field: Any) -> dict[str, str]:
+    """An option in words: its default, type and bounds, and what it is."""
+    kind = inspect.formatannotation(field.annotation)
+    kind = re.sub(r"Annotated\[(\w+), FieldInfo\(.*?metadata=\[(.*?)\]\)\]", r"\1 \2", kind)
+    bounds = [str(m) for m in field.metadata if type(m).__module__ == "annotated_types"]
+    return {
+        "option": key,
+        "default": "(required)" if field.is_required() else str(field.default),
+        "values": " ".join([kind, *bounds]),
+        "what it is": field.description or "",
+    }

@@ -1,33 +1,111 @@
-"""Is the loss a function of the weights alone, and are its derivatives its derivatives? Small evaluations that say so if not.
+"""A user's module: its copy, the weights that it takes by its own rules, and whether it is what it seems.
 
-What breaks this (dropout, running batch-norm, shuffled data, sums, detach) does not raise by itself: it makes numbers wrong.
+Is the loss a function of the weights alone, and are its derivatives its derivatives? What breaks this (dropout, running
+batch-norm, shuffled data, sums, detach) does not raise by itself: it makes numbers wrong. Small evaluations say so.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import itertools
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import grad
+from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map
 
+from fldiag.curvature.operator import Curvature, Differences
 from fldiag.errors import FldiagError
+from fldiag.models import state_dict
+from fldiag.params import Layout
 from fldiag.problem.data import Tree, arguments, convert, count, cut, join, same
-from fldiag.problem.weights import copy_module
 from fldiag.seeding import torch_rng
 
 #: Steps of the differences of losses and of gradients, and the relative error from which on a derivative is wrong.
 LOSS_STEP, GRADIENT_STEP, WRONG = 1e-6, 1e-8, 1e-3
 #: Directions; kinks disturb a difference in some of them.
 DIRECTIONS = 3
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile, DataParallel and the like."""
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = getattr(model, "module" if parallel else "_orig_mod", None)
+    return unwrap_model(inner) if isinstance(inner, nn.Module) else model
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """A copy; results of forward that the module keeps as attributes, as weight_norm does, lose their graph."""
+    values = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    memo: dict[int, Any] = {id(v): v.detach().clone() for v in values if v.grad_fn is not None}
+    return copy.deepcopy(module, memo)
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name."""
+    return dict([*module.named_parameters(), *module.named_buffers()])
+
+
+def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -> None:
+    """Let a module load weights, and buffers, by its own ``load_state_dict``, strictly.
+
+    Args:
+        module: which is changed.
+        params: a vector [P], or named tensors; a state_dict has buffers, too. What they call by one of several names of a
+            tied tensor goes by all of them.
+        buffers: by name. Where neither these nor ``params`` name any, the module keeps its own.
+
+    Raises:
+        FldiagError: they do not fit the module, or hold two values of one tied tensor.
+    """
+    if isinstance(params, Tensor):
+        tensors = named(params, Layout.of(module))
+    else:
+        tensors = dict(module.named_parameters() if params is None else params)
+        tensors, _ = state_dict.without_prefix(tensors, module)
+    own, state = module.state_dict(keep_vars=True), {**tensors, **(buffers or {})}
+    for name, b in module.named_buffers():
+        if name in state and name not in own:  # a buffer that is not persistent
+            b.copy_(state.pop(name))
+    first = {id(t): n for n, t in reversed(own.items()) if n in state}  # of a tied tensor's names
+    for name, t in own.items():
+        if name in state and not same(state[first[id(t)]], state[name]):
+            raise FldiagError(
+                f"{first[id(t)]} and {name} are one tensor of the model, and two different ones here",
+                "give the weights of this very architecture",
+            )
+    state |= {n: state[first[id(t)]] for n, t in own.items() if id(t) in first}
+    rest = {n: t for n, t in own.items() if not isinstance(t, nn.Parameter)}
+    if buffers is None and not state.keys() & rest.keys():
+        state |= rest
+    try:
+        module.load_state_dict(state, strict=True)
+    except Exception as error:  # torch's, or of a hook of the module
+        raise FldiagError(
+            f"the weights do not fit the model: {' '.join(str(error).split())}",
+            "give the weights of this very architecture, named as in its state_dict()",
+            usage=True,
+        ) from error
+
+
+def named(w: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Weights w [P] by name. Raises FldiagError for a vector of another length."""
+    if w.shape != (layout.size,):
+        raise FldiagError(
+            f"weights {list(w.shape)} for a model of {layout.size} parameters",
+            "give a flat vector in the order of layout.names",
+        )
+    return layout.views(w.detach())
+
+
+# -- the probe
 
 
 def saved(run: Callable[[], Any]) -> list[Tensor]:
@@ -83,14 +161,14 @@ def _disturb() -> None:
 def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
     """The module's own forward agrees with the function of its weights, layer by layer: with these weights and with moved ones,
     each of which it is given in training mode. It changes nothing, and examples do not depend on each other."""
-    before = tree_map(torch.clone, (x, problem.w, problem.buffers))
+    before = tree_map(torch.clone, (x, problem.state))
     module, rng = copy_module(problem.module), torch_rng(0, "weights to move to")
     args, kwargs = arguments(problem.forward, x)
-    step = _size(problem.w) * torch.randn(problem.w.shape, generator=rng).to(problem.w)
-    for w in (problem.w + 0.05 * step, problem.w):
-        tensors = {**problem.frozen, **problem.layout.views(w), **problem.buffers}
+    noise = torch.randn(problem.w.shape, generator=rng).to(problem.w)
+    for w in (problem.w + 0.05 * _size(problem.w) * noise, problem.w):
+        tensors = problem.state | problem.layout.views(w)
         module.train()
-        for name, t in [*module.named_parameters(), *module.named_buffers()]:
+        for name, t in tensors_of(module).items():
             t.copy_(tensors[name])
         module.eval()
         own = _outputs(module, functools.partial(module, *args, **kwargs))
@@ -104,14 +182,14 @@ def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
                 "give the model as it is trained, deterministic in eval mode: no torch.rand, adapters not merged, weights "
                 "composed at every call",
             )
-    if not same(before, (x, problem.w, problem.buffers)):
+    if not same(before, (x, problem.state)):
         raise FldiagError(
             "the model changes its inputs, weights or buffers", "leave them in forward"
         )
     half, z = count(x) // 2, outputs[""]
     if half and isinstance(z, Tensor):
-        cuts = slice(half), slice(half, None)
-        if not same(join([problem.call(problem.w, cut(x, part)) for part in cuts]), z, tolerance):
+        parts = [cut(x, part) for part in (slice(half), slice(half, None))]
+        if not same(join([problem.call(problem.w, part) for part in parts]), z, tolerance):
             raise FldiagError(
                 "the outputs for an example depend on the others of its batch, or a batch has no axis of examples",
                 "let batch-norm use its running statistics",
@@ -166,44 +244,41 @@ def _is_product_wrong(problem: Any) -> bool:
 
     Raises FldiagError where the gradients are not the differences of losses.
     """
-    twin, double, size = copy.copy(problem), torch.float64, _size(problem.w)
+    twin, double = copy.copy(problem), torch.float64
     twin.module, twin.dtype = copy_module(problem.module).to(double), double
-    twin.w, twin.frozen, twin.buffers, (x, y) = convert(
-        (problem.w, problem.frozen, problem.buffers, problem.sample(8)), double, problem.device
-    )
-    loss, gradient = (functools.partial(f, x=x, y=y) for f in (twin.total, twin.slope))
+    twin.place(problem.state)
+    x, y = convert(problem.sample(8), double, problem.device)
     shape, rng = (DIRECTIONS + 1, len(twin.w)), torch_rng(0, "probe")
-    beside, *ways = size * torch.randn(shape, dtype=double, generator=rng).to(twin.w)
-    at = (twin.w + 1e-3 * beside).requires_grad_()
+    beside, *ways = F.normalize(torch.randn(shape, dtype=double, generator=rng)).to(twin.w)
+    length = _size(twin.w) * math.sqrt(len(twin.w))
+    at = twin.w + 1e-3 * length * beside
+    loss, gradient = (functools.partial(f, x=x, y=y) for f in (twin.total, twin.slope))
     try:
-        if coarsest(functools.partial(loss, at), double) != double:
+        if coarsest(functools.partial(gradient, at), double) != double:
             return False
     except FldiagError:  # it takes no double precision
         return False
 
-    def is_near(derivative: Any, of: Any, step: float) -> bool:
+    def is_near(derivative: Callable[[Tensor], Tensor], of: Any, step: float) -> bool:
         """Whether it is once the difference of a function: a shorter step crosses fewer kinks, a longer one rounds less."""
-        for h, v in itertools.product((step, step / 10), ways):
-            ends = ((at + sign * h * v).detach().requires_grad_() for sign in (1, -1))
-            ahead, behind = (of(end).detach() for end in ends)
-            difference = (ahead - behind) / (2 * h)
-            scale = max(float(difference.norm()), 1e-6 * float(slope.detach().norm()) * size)
-            if float((derivative(v) - difference).norm()) <= WRONG * scale:
+        for h, v in product((step, step / 10), ways):
+            expected = Differences(of, at).along(v, h * length)
+            floor = 1e-6 * float(slope.norm()) / math.sqrt(len(v))
+            error = float((derivative(v) - expected).norm())
+            if error <= WRONG * max(float(expected.norm()), floor):
                 return True
         return False
 
-    def product(v: Tensor) -> Tensor:
-        return grad(slope, at, v, retain_graph=True)[0] if slope.requires_grad else 0 * v
+    def batch(leaves: Mapping[str, Tensor]) -> tuple[Any, Callable[[Any], Tensor]]:
+        return twin.call(leaves["w"], x), lambda z: twin.criterion.total(z, y)
 
-    with torch.enable_grad():
-        slope = gradient(at)
-        if not is_near(lambda v: slope @ v, loss, LOSS_STEP):
-            raise FldiagError(
-                "the gradient of the loss is not the derivative that differences show: detach(), no_grad or an own backward",
-                "remove it: numbers about this loss would be wrong",
-            )
-        try:
-            slope = gradient(at, twice=True)
-            return not is_near(product, gradient, GRADIENT_STEP)
-        except RuntimeError:  # no second derivative
-            return True
+    slope = gradient(at)
+    if not is_near(lambda v: slope @ v, loss, LOSS_STEP):
+        raise FldiagError(
+            "the gradient of the loss is not the derivative that differences show: detach(), no_grad or an own backward",
+            "remove it: numbers about this loss would be wrong",
+        )
+    try:
+        return not is_near(Curvature([batch], {"w": at}, keep=1), gradient, GRADIENT_STEP)
+    except FldiagError:  # no second derivative
+        return True

@@ -10,16 +10,11 @@ async function unpack(element, type) {
 
 async function draw(chart) {
   const { data, layout } = JSON.parse(chart.querySelector("script").textContent);
-  if (isTouch && !layout.scene) layout.dragmode = false; // a finger scrolls past it
+  if (isTouch) layout.dragmode = false; // a finger scrolls past it
   // Named one by one: plotly's own choice includes a button that sends the data to a server.
-  const buttons = [layout.scene ? ["toImage", "resetCameraDefault3d"] : ["toImage", "zoom2d", "pan2d", "resetScale2d"]];
+  const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
   const options = { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: isTouch ? false : "hover" };
   await Plotly.newPlot(chart, data, layout, options);
-  // All surfaces take the camera of the one that was turned.
-  chart.on("plotly_relayout", (change) => {
-    const others = charts.filter((other) => change["scene.camera"] && chart.matches(":hover") && other !== chart);
-    others.forEach((other) => Plotly.relayout(other, { "scene.camera": change["scene.camera"] }));
-  });
 }
 
 for (const button of document.querySelectorAll("[data-file]")) {
