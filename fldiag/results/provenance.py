@@ -129,7 +129,7 @@ def commit() -> str | None:
             return str(record["vcs_info"]["commit_id"])
         words = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
         command = ["git", "-C", str(ROOT), *words]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
-        return answer.stdout.strip() or None
+        answer = subprocess.run(command, check=True, capture_output=True, timeout=10)
+        return answer.stdout.decode("ascii").strip() or None
     except Exception:
         return None  # no git is no reason to fail
