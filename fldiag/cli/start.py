@@ -94,10 +94,11 @@ def train(
     path = out or training.run_path(config)
     if dry_run:
         del options["executor"]
-        setup = Setup(config, **options)
-        parameters, size = setup.network.size, setup.model_bytes
-        console.result |= {"parameters": parameters, "bytes": size}
-        console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
+        if not user_code.names(config.model_dump()):  # which is not imported to show a config
+            setup = Setup(config, **options)
+            parameters, size = setup.network.size, setup.model_bytes
+            console.result |= {"parameters": parameters, "bytes": size}
+            console.say(f"{parameters:,} parameters, {size / 1e6:,.1f} MB a model")
         return console.done(path)
     with console.progress(config.method.name) as progress:
         show = training.rounds_on_bar(progress)

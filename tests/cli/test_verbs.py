@@ -64,7 +64,10 @@ def test_dry_run_writes_nothing_and_says_how_large(tmp_path):
     answer = json.loads(result.stdout)
     assert answer["bytes"] == 4 * answer["parameters"] == 4 * 46594
     assert answer["config"]["rounds"] == 20
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "mine.py").write_text("raise SystemExit(9)")
+    result = run("train", "digits", "--set", "model.name=mine:net", "--dry-run", "--json")
+    assert "parameters" not in json.loads(result.stdout)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
 def test_landscape_of_a_run_checkpoint(trained):

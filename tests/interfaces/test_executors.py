@@ -15,15 +15,16 @@ import pytest
 import torch
 
 import fldiag
-from fldiag import execution
+from fldiag import execution, user_code
 from fldiag.errors import FldiagError
 from fldiag.execution import check_executor, open_pool, shard_of, threads
 
 
 def draw(state, seed):
-    """A sum whose last bits depend on the number of threads, and a draw from PyTorch's global generator."""
+    """A sum whose last bits depend on the number of threads, a draw from PyTorch's global generator; the code that may be imported."""
     torch.manual_seed(seed)
-    return float((state * torch.randn(len(state))).sum()), torch.get_num_threads()
+    total = float((state * torch.randn(len(state))).sum())
+    return total, torch.get_num_threads(), "mine:net" in user_code.ALLOWED
 
 
 def die(state, unit):
@@ -50,14 +51,15 @@ def state():
 @pytest.mark.parametrize(
     "executor", ["processes:2", "threads", pytest.param("dask", marks=pytest.mark.slow)]
 )
-def test_results_are_those_of_this_process_in_order(state, executor):
+def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch):
+    monkeypatch.setattr(user_code, "ALLOWED", {"mine:net"})
     executor = ThreadPoolExecutor(2) if executor == "threads" else executor
     with threads(1), open_pool("serial", draw, state) as pool:
         here = list(pool.map(range(7)))
     with threads(1), open_pool(executor, draw, state) as pool:
         assert list(pool.map(range(7))) == here
         assert [r for _, r in sorted(pool.completed(range(7)))] == here
-    assert {count for _, count in here} == {1}
+    assert {(count, is_allowed) for _, count, is_allowed in here} == {(1, True)}
 
 
 @pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
