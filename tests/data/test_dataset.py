@@ -56,6 +56,10 @@ FAULTS = {
     "labels go from -1": {"train_y": LABELS - 1},
     "not int64": {"train_y": LABELS.int(), "test_y": LABELS[:4].int()},
     "not finite numbers": {"train_y": LABELS.float(), "test_y": LABELS[:4].float()},
+    "and not finite numbers": {
+        "train_y": torch.full((12, 4), torch.nan),
+        "test_y": torch.zeros(4, 4),
+    },
     "training inputs are uint8": {"train_x": PIXELS[:, 0, 0], "test_x": PIXELS[:4, 0, 0]},
     "training inputs hold a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
     "differ in shape or kind": {"test_x": PIXELS[:4, :1]},
