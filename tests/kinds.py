@@ -348,10 +348,14 @@ def adapters():
     return lora.draw(
         table(
             [
-                dict(metric=m, round=r, layer=f"layer{i}.query", value=i + r / 10, scaled=r / 10)
+                dict(metric=m, round=r, layer=f"layer{i}.query", value=i + r / 10, scaled=scaled)
                 for r in range(1, 9)
                 for i in range(8)
-                for m in ("aggregation_error", "misalignment", "effective_rank")
+                for m, scaled in (
+                    ("aggregation_error", None),
+                    ("misalignment", r / 10),
+                    ("effective_rank", None),
+                )
             ]
         )
     )
