@@ -150,7 +150,9 @@ def diff(
     Args:
         a, b: the two sides, as for ``check``.
         numbers: only these, such as ``["accuracy", "lambda_1"]``; by default all.
-        level, allow_code, **options: as for ``check``.
+        level: as for ``check``.
+        allow_code: as for ``check``.
+        **options: as for ``check``.
 
     Returns:
         One row per number: ``value``, ``baseline``, ``difference`` with its interval (``low``, ``high``), ``p`` and Holm's
