@@ -276,7 +276,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             above = fig.add_subplot(2, count, i + 1, projection="3d", zorder=-i)
             title = style.plain(style.shorten(grid.run, int(14 * side)))
             above.set_title(title, fontsize=8.5, weight="bold")
-            _draw_surface(above, fine, z, scale, names)
+            _draw_surface(above, fine, z, scale, [*names, "loss" if i == count - 1 else ""])
             below = fig.add_subplot(2, count, count + i + 1)
             filled = _draw_contours(below, grid, fine, z, scale)
             below.set(xlabel=f"{names[0]}\n{grid.caption}", ylabel="" if i else names[1])
@@ -308,7 +308,7 @@ def _draw_surface(
     ax.zaxis.set_major_locator(MaxNLocator(4))
     ax.zaxis.set_major_formatter(scale.number)
     ax.tick_params(labelsize=6, pad=-2)
-    for axis, label, pad in zip("xyz", (*names, "loss"), (-14, -14, -7), strict=True):
+    for axis, label, pad in zip("xyz", names, (-14, -14, -7), strict=True):
         getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=pad)
 
 
