@@ -7,8 +7,9 @@ so ``import fldiag`` is quick.
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from fldiag.errors import __version__ as __version__
 
 if TYPE_CHECKING:  # what a type checker sees; the modules are those of _MODULES
     from fldiag.api import catalogue, check, diagnose, diff, draw, load
@@ -44,10 +45,6 @@ __all__ = [
     "sweep",
     "train",
 ]
-try:
-    __version__ = metadata.version("fldiag")
-except metadata.PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+source"
 #: Where a public name is, unless it is in fldiag.api.
 _MODULES = {
     "Checkpoint": "fldiag.runs.checkpoint",

@@ -1,4 +1,4 @@
-"""The one exception users see: what went wrong, where, with which value, and what to do about it."""
+"""The one exception users see: what went wrong, where, with which value, and what to do about it; and the version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
+
+try:
+    __version__ = metadata.version("fldiag")
+except metadata.PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+source"
 
 
 class FldiagError(Exception):

@@ -32,9 +32,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from fldiag import __version__, user_code
+from fldiag import user_code
 from fldiag.device import full_precision
-from fldiag.errors import FldiagError, first_line
+from fldiag.errors import FldiagError, __version__, first_line
 
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]

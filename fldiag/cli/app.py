@@ -14,10 +14,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fldiag import __version__
 from fldiag.cli.console import Console, errors
 from fldiag.cli.options import Out, signed
-from fldiag.errors import FldiagError, unknown
+from fldiag.errors import FldiagError, __version__, unknown
 from fldiag.registry import (
     Diagnostic,
     built_in,

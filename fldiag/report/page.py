@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fldiag import __version__, registry
+from fldiag import registry
 from fldiag.diagnosis.diagnose import Answer
+from fldiag.errors import __version__
 from fldiag.plotting import style
 from fldiag.registry import Diagnostic
 from fldiag.report.collect import RunTables, reason

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fldiag import __version__
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, __version__
 
 if TYPE_CHECKING:
     import torch

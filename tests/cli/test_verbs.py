@@ -222,7 +222,7 @@ def test_the_method_of_the_readme_is_complete(tmp_path):
         "from fldiag import config; from fldiag.training import train; import torch\n"
         "w = {}\n"
         "for m in ('fedavg', 'steady', 'steady0'):\n"
-        "    o = ['rounds=1', 'model.name=mlp', f'method.name={m.rstrip(\"0\")}'] + (['method.force=0.0'] if m == 'steady0' else [])\n"
+        "    o = {'rounds': 1, 'model__name': 'mlp', 'method__name': m.rstrip('0')} | ({'method__force': 0.0} if m == 'steady0' else {})\n"
         "    w[m] = torch.cat([v.flatten() for v in train.train(config.Config.load('digits', **o), out=m).checkpoint().state.values()])\n"
         "assert torch.equal(w['fedavg'], w['steady0']) and not torch.equal(w['fedavg'], w['steady'])\n"
     )

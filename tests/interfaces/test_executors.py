@@ -73,7 +73,7 @@ def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
 
 @pytest.mark.slow
 def test_a_cluster_with_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(execution, "version", lambda: "99.9")
+    monkeypatch.setattr(execution, "__version__", "99.9")
     with pytest.raises(FldiagError, match="install the same versions"):
         open_pool("dask", draw, None)
 
