@@ -45,6 +45,7 @@ FINE, LONGEST = 81, 50
 #: The head of the page, whose policy lets nothing be fetched.
 HEAD = (
     '<html lang="en"><head><meta charset="utf-8"><title>Loss landscape</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'\"></head>"
 )
