@@ -148,7 +148,7 @@ def hessian(
             space = top.vectors.to("cpu", problem.dtype)
     of_tensors = np.array([whole.trace([n]) for n in problem.layout.names], dtype=float)
     traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
-    noise = torch.cat(list(whole.stderr.values())).to("cpu", problem.dtype)
+    noise = whole.vector_stderr().to("cpu", problem.dtype)
     common = {**problem.common, "data": None if client is None else place}
     return Curvature(
         client,

@@ -367,9 +367,8 @@ def image(fig: Figure, kind: str, dpi: int = 300) -> bytes:
     with paper():
         if engine := fig.get_layout_engine():
             engine.execute(fig)
-            fig.set_layout_engine(
-                "none"
-            )  # laid out again with a colour bar, it would differ by a hair
+            # laid out again with a colour bar, it would differ by a hair
+            fig.set_layout_engine("none")
         fig.savefig(buffer, format=kind, dpi=dpi, metadata=FORMATS[kind])
     return buffer.getvalue()
 

@@ -214,9 +214,9 @@ class Diagonal:
         """The diagonal [P]."""
         return torch.cat(list(self.values.values()))
 
-    def vector_stderr(self) -> Tensor | None:
-        """Its standard errors [P]; None where all of it is exact."""
-        return None if self.is_exact() else torch.cat(list(self.stderr.values()))
+    def vector_stderr(self) -> Tensor:
+        """Its standard errors [P]; 0 where it is exact."""
+        return torch.cat(list(self.stderr.values()))
 
     def trace(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
         """The trace over these tensors (default: all), and its standard error (None where it is exact)."""
