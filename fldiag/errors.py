@@ -40,7 +40,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
     folded = {n.casefold(): n for n in sorted(names)}
     close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     return (
-        f"did you mean {folded[close[0]]!r}?" if close else f"known: {', '.join(folded.values())}"
+        f"did you mean {folded[close[0]]!r}?"
+        if close
+        else f"known: {', '.join(folded.values()) or 'none'}"
     )
 
 

@@ -57,6 +57,7 @@ def measured(out: Path) -> pd.DataFrame:
             tables.append(table[table["question"].isin(UNSCALED) | (about["scale"] == "paper")])
     if not tables:
         raise fldiag.FldiagError(f"no figure lies in {out}", "make one: fldiag figures fedsol/fig6")
+    tables.append(pd.DataFrame(columns=[*KEYS, "unit"]))  # which a study may lack
     rows = pd.concat(tables, ignore_index=True).astype(dict.fromkeys(KEYS, object))
     rows[KEYS] = rows[KEYS].fillna("")
     rows.loc[rows["question"].isin(COUNTED), "precision"] = "counted"
