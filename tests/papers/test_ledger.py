@@ -200,7 +200,9 @@ def test_nothing_measured():
 
 def test_the_command_writes_a_csv_for_machines_and_a_page_for_people(tmp_path):
     rows = table({("fedtoga", 0.1): [1.0]}, question="traffic", metric="uplink", data="", unit="")
-    rows = pd.concat([rows, rows.assign(method="fedavg")]).drop(columns=["study", "precision", "setting"])
+    rows = pd.concat([rows, rows.assign(method="fedavg")]).drop(
+        columns=["study", "precision", "setting"]
+    )
     (tmp_path / "fedtoga").mkdir()
     rows.to_csv(tmp_path / "fedtoga" / "table4.csv", index=False)
     about = with_digest({"scale": "small", "command": ""})
