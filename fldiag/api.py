@@ -55,12 +55,9 @@ def diagnose(
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it;
             the consent holds until the process ends.
         trust_file: as for ``load``, of the paths.
-        **options: the diagnostic's own (``fldiag explain NAME``), and those that all diagnostics share (for a
-            checkpoint or a run, not for a Problem or a History): ``slice``, ``samples``, ``client``, ``round``, ``rounds``,
-            ``device``, ``precision``, ``memory``, ``stack``, ``model``, ``data``, ``key``, ``normalise``, ``loss``,
-            ``trainable``, ``weight_decay``, ``root``, ``download`` and
-            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]``; and
-            ``executor``, for any target.
+        **options: the diagnostic's own (``fldiag explain NAME``), and those with which it opens a checkpoint or run, such as
+            ``slice``, ``samples`` or ``rounds`` (``fldiag spectrum --help`` lists both). For any target ``executor``, and
+            ``names``, what tables and pictures call the targets, such as ``["FedAvg", "Ours"]``.
 
     Returns:
         One row per number. ``attrs`` names the diagnostic, for ``fldiag.draw``.

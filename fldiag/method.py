@@ -167,7 +167,7 @@ class Round:
 
     t: int
     lr: float
-    w_g: Tensor  # [P] as it was before the round
+    w_g: Tensor  # [P] the server's weights before the round; what was sent differs where a part sends another point
     ids: list[int]
     rows: Tensor  # [m, P] trained weights
     n: Tensor  # [m] examples of each client

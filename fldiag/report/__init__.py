@@ -1,1 +1,1 @@
-"""One page without network that shows runs and the tables that lie in them; it computes nothing."""
+"""One page without network that shows runs and the tables that lie in them; it measures nothing."""

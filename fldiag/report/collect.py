@@ -95,31 +95,31 @@ def collect(paths: Sequence[str | Path]) -> list[RunTables]:
         FldiagError: No path, one that is no run, or a run twice.
     """
     runs = [RunTables(Run.open(path)) for path in paths]
-    folders = {os.path.realpath(run.run.path) for run in runs}
+    folders = {os.path.realpath(member.run.path) for member in runs}
     if not runs or len(folders) < len(runs):
         raise FldiagError("a report needs runs, each once", "give run folders", usage=True)
-    for run in runs:
-        read_metrics(run)
-        read_tables(run)
+    for member in runs:
+        read_metrics(member)
+        read_tables(member)
     name_runs(runs)
     return runs
 
 
-def read_metrics(run: RunTables) -> None:
+def read_metrics(member: RunTables) -> None:
     """Fill in what training wrote."""
     try:
-        metrics = pd.DataFrame(check(run.run.metrics))
+        metrics = pd.DataFrame(check(member.run.metrics))
     except Exception as error:  # whatever is wrong with a file, the report shows the others
-        run.remarks.append(f"its metrics are not shown: {reason(error)}")
+        member.remarks.append(f"its metrics are not shown: {reason(error)}")
         return
     if len(metrics):
         content = csv_text(metrics).encode()
-        run.tables["metrics"] = StoredTable("metrics.csv", content, metrics, {})
+        member.tables["metrics"] = StoredTable("metrics.csv", content, metrics, {})
 
 
-def read_tables(run: RunTables) -> None:
+def read_tables(member: RunTables) -> None:
     """Fill in the newest tables, and remarks on those that are older, damaged, or of other weights."""
-    files = [f for f in (run.run.path / "diagnostics").glob("*.json") if f.is_file()]
+    files = [f for f in (member.run.path / "diagnostics").glob("*.json") if f.is_file()]
     for file in sorted(files, key=lambda path: (-path.stat().st_mtime, path)):
         try:
             about = read_json(file)
@@ -128,19 +128,19 @@ def read_tables(run: RunTables) -> None:
                 continue
             if kind not in registry.diagnostic:
                 raise FldiagError(f"no diagnostic {kind!r} is installed here")
-            if not set(checkpoints_of(about)) <= set(run.run.files.values()):
+            if not set(checkpoints_of(about)) <= set(member.run.files.values()):
                 raise FldiagError("it is of checkpoints that this run does not have")
-            if kind in run.tables:
-                raise FldiagError(f"{run.tables[kind].name} is newer")
+            if kind in member.tables:
+                raise FldiagError(f"{member.tables[kind].name} is newer")
             content = read_csv_bytes(file.with_suffix(".csv"), about)
             rows = check(read_csv(content, dtype=COLUMNS, low_memory=False)).astype(COLUMNS)
             rows.attrs = {"diagnostic": kind, "options": about.get("options", {})}
             find_alarms = registry.diagnostic.get(kind).alarms
             alarms = find_alarms(rows) if find_alarms else ()
         except Exception as error:  # as above
-            run.remarks.append(f"{file.stem} is not shown: {reason(error)}")
+            member.remarks.append(f"{file.stem} is not shown: {reason(error)}")
         else:
-            run.tables[kind] = StoredTable(f"{file.stem}.csv", content, rows, about, alarms)
+            member.tables[kind] = StoredTable(f"{file.stem}.csv", content, rows, about, alarms)
 
 
 def checkpoints_of(about: Mapping[str, Any]) -> Iterator[str]:
@@ -154,18 +154,18 @@ def checkpoints_of(about: Mapping[str, Any]) -> Iterator[str]:
 
 def name_runs(runs: Sequence[RunTables]) -> None:
     """Label runs by method, the settings in which runs of it differ, and seed; by folder too where that is not enough."""
-    for run in runs:
-        alike = [other.settings for other in runs if other.method == run.method]
-        parts = [run.method]
-        for key, value in run.settings.items():
+    for member in runs:
+        alike = [other.settings for other in runs if other.method == member.method]
+        parts = [member.method]
+        for key, value in member.settings.items():
             if any(settings.get(key) != value for settings in alike):
                 parts.append(f"{style.display_name(key.rpartition('.')[2])} = {value}")
-        seed = run.config.get("seed")
-        run.label = ", ".join(parts if seed is None else [*parts, f"seed {seed}"])
-    labels = [run.label for run in runs]
-    for run in runs:
-        if labels.count(run.label) > 1:
-            run.label += f" ({run.run.path})"
+        seed = member.config.get("seed")
+        member.label = ", ".join(parts if seed is None else [*parts, f"seed {seed}"])
+    labels = [member.label for member in runs]
+    for member in runs:
+        if labels.count(member.label) > 1:
+            member.label += f" ({member.run.path})"
 
 
 def reason(error: Exception) -> str:

@@ -23,7 +23,7 @@ from fldiag.results.select import only
 from fldiag.results.statistics import wilson
 from fldiag.results.summary import Small, cell, number, percent, plus_minus
 
-LEAD = (
+CURVES_LEAD = (
     "The global model after each round, on test examples where a run has them. Bars: standard "
     "deviation over seeds. Click on a name to hide its line."
 )
@@ -33,10 +33,10 @@ def page(runs: Sequence[RunTables]) -> str:
     """The page as text."""
     sections = [wrong(runs), overview(runs), curves(runs)]
     for entry in registry.diagnostics():
-        members = [run for run in runs if entry.name in run.tables]
+        members = [member for member in runs if entry.name in member.tables]
         if members:
             sections.append(measured(entry, members))
-    title = f"Federated runs: {', '.join(dict.fromkeys(run.method for run in runs))}"
+    title = f"Federated runs: {', '.join(dict.fromkeys(member.method for member in runs))}"
     lead = f"Made with fldiag {__version__}. This file holds all that it shows and fetches nothing."
     return render(title, lead, sections)
 
@@ -48,22 +48,22 @@ def wrong(runs: Sequence[RunTables]) -> Section:
     """Runs that are not finished or not comparable, and what diagnostics say is wrong."""
     section = Section("wrong", "What is wrong")
     checks = [entry.name for entry in registry.diagnostics() if entry.alarms]
-    for run in runs:
-        if run.run.status != "finished":
-            text = f"{run.run.status} after {run.run.done} of {run.config.get('rounds')} rounds"
-            section.alarms.append(f"{run.label}: {text}.")
+    for member in runs:
+        if member.run.status != "finished":
+            text = f"{member.run.status} after {member.run.done} of {member.config.get('rounds')} rounds"
+            section.alarms.append(f"{member.label}: {text}.")
         for kind in checks:
-            if kind not in run.tables:
-                section.remark(run.label, f"not checked; run {command(kind, run)}")
-            elif not run.tables[kind].alarms:
-                section.remark(run.label, "no fault was found")
-        for source in run.tables.values():
-            section.alarms += [f"{run.label}: {text}." for text in source.alarms]
+            if kind not in member.tables:
+                section.remark(member.label, f"not checked; run {command(kind, member)}")
+            elif not member.tables[kind].alarms:
+                section.remark(member.label, "no fault was found")
+        for stored in member.tables.values():
+            section.alarms += [f"{member.label}: {text}." for text in stored.alarms]
     conditions: dict[str, list[Any]] = {
-        "data": [run.data for run in runs],
-        "divisions of the data": [run.partition for run in runs],
-        "models": [str(run.config.get("model")) for run in runs],
-        "numbers of rounds": [run.run.done for run in runs],
+        "data": [member.data for member in runs],
+        "divisions of the data": [member.partition for member in runs],
+        "models": [str(member.config.get("model")) for member in runs],
+        "numbers of rounds": [member.run.done for member in runs],
     }
     different = [text for text, values in conditions.items() if len(set(values)) > 1]
     if different:
@@ -77,22 +77,22 @@ def overview(runs: Sequence[RunTables]) -> Section:
     columns = [n for n in numbers().values() if n.column]
     rows = [
         {
-            "Run": run.label,
-            "Seed": cell(run.config.get("seed")),
-            "Data": data_of(run),
-            "Rounds": str(run.run.done),
-            "Accuracy (95 % interval)": accuracy(run),
-            "Loss": number(last(run, "loss")),
-            **{n.column: value_of(run, n) for n in columns},
-            "Folder": str(run.run.path),
+            "Run": member.label,
+            "Seed": cell(member.config.get("seed")),
+            "Data": data_of(member),
+            "Rounds": str(member.run.done),
+            "Accuracy (95 % interval)": accuracy(member),
+            "Loss": number(last(member, "loss")),
+            **{n.column: value_of(member, n) for n in columns},
+            "Folder": str(member.run.path),
         }
-        for run in runs
+        for member in runs
     ]
     section.add_table("Runs", rows)
     seeds = [
         {
             "Method": method_of(group[0]),
-            "Seeds": ", ".join(cell(run.config.get("seed")) for run in group),
+            "Seeds": ", ".join(cell(member.config.get("seed")) for member in group),
             "Accuracy": over_seeds(group, "accuracy"),
             "Loss": over_seeds(group, "loss"),
         }
@@ -100,25 +100,27 @@ def overview(runs: Sequence[RunTables]) -> Section:
         if len(group) > 1
     ]
     section.add_table("Mean ± standard deviation over seeds", seeds)
-    for run in runs:
-        for text in run.remarks:
-            section.remark(run.label, text)
-        missing = dict.fromkeys(n.source for n in columns if source_of(run, n) is None)
+    for member in runs:
+        for text in member.remarks:
+            section.remark(member.label, text)
+        missing = dict.fromkeys(n.source for n in columns if holder_of(member, n) is None)
         if missing:
-            compute = command("report", run, "--compute", ",".join(missing))
-            section.remark(run.label, f"to compute the numbers that are missing, run {compute}")
-    section.downloads = [download(run, "metrics") for run in runs if "metrics" in run.tables]
+            compute = command("report", member, "--compute", ",".join(missing))
+            section.remark(member.label, f"to compute the numbers that are missing, run {compute}")
+    section.downloads = [
+        download(member, "metrics") for member in runs if "metrics" in member.tables
+    ]
     return section
 
 
-def command(verb: str, run: RunTables, *options: str) -> str:
+def command(verb: str, member: RunTables, *options: str) -> str:
     """What to type, quoted for a shell."""
-    return shlex.join(["fldiag", verb, str(run.run.path), *options])
+    return shlex.join(["fldiag", verb, str(member.run.path), *options])
 
 
-def data_of(run: RunTables) -> str:
+def data_of(member: RunTables) -> str:
     """Data, partition with its option, and clients."""
-    settings = run.settings
+    settings = member.settings
     names = (settings.get(key, "unknown") for key in ("data.name", "partition.kind"))
     parts = [style.display_name(str(name)) for name in names]
     for key in ("alpha", "shards", "classes"):
@@ -128,67 +130,67 @@ def data_of(run: RunTables) -> str:
     return ", ".join([*parts, f"{total} clients, {sampled} a round"])
 
 
-def method_of(run: RunTables) -> str:
+def method_of(member: RunTables) -> str:
     """The label without the seed."""
-    return run.label.partition(", seed ")[0]
+    return member.label.partition(", seed ")[0]
 
 
 def replicates(runs: Sequence[RunTables]) -> list[list[RunTables]]:
     """Runs that differ by nothing but the seed, together."""
     groups: dict[str, list[RunTables]] = {}
-    for run in runs:
-        groups.setdefault(run.recipe, []).append(run)
+    for member in runs:
+        groups.setdefault(member.recipe, []).append(member)
     return list(groups.values())
 
 
 def over_seeds(runs: Sequence[RunTables], metric: str) -> str:
     """Mean ± standard deviation of the last round; none where a run lacks the number."""
-    values = pd.Series([last(run, metric) for run in runs], dtype=float)
+    values = pd.Series([last(member, metric) for member in runs], dtype=float)
     mean, std = values.mean(skipna=False), values.std(skipna=False)
     return plus_minus(mean, std, metric == "accuracy")
 
 
-def last(run: RunTables, metric: str, column: str = "value") -> float | None:
+def last(member: RunTables, metric: str, column: str = "value") -> float | None:
     """Of the global model in the last round."""
-    return select.number(run.curve(metric).tail(1), column=column)
+    return select.number(member.curve(metric).tail(1), column=column)
 
 
-def accuracy(run: RunTables) -> str:
+def accuracy(member: RunTables) -> str:
     """With Wilson's interval for so many examples, and the slice where that is not test."""
-    value, n = last(run, "accuracy"), last(run, "accuracy", "n_examples")
+    value, n = last(member, "accuracy"), last(member, "accuracy", "n_examples")
     if value is None or not n:
         return percent(value)
     low, high = (number(100 * end, 3) for end in wilson(round(value * n), n))
-    (slice_name,) = run.curve("accuracy")["slice"].tail(1)
+    (slice_name,) = member.curve("accuracy")["slice"].tail(1)
     place = "" if slice_name == "test" else f" on {slice_name}"
     return f"{percent(value)} ({low}–{high}){place}"
 
 
-def source_of(run: RunTables, n: Number) -> str | None:
+def holder_of(member: RunTables, n: Number) -> str | None:
     """The diagnostic whose table holds the number."""
-    return next((kind for kind in (n.source, *n.within) if kind in run.tables), None)
+    return next((kind for kind in (n.source, *n.within) if kind in member.tables), None)
 
 
-def value_of(run: RunTables, n: Number) -> str:
+def value_of(member: RunTables, n: Number) -> str:
     """A diagnostic's number with its error, in the last round that its table has."""
-    source = source_of(run, n)
+    source = holder_of(member, n)
     if source is None:
         return "–"
-    table = only(run.tables[source].table, scope="global")
+    table = only(member.tables[source].table, scope="global")
     rows = only(table, **n.row)
     end = select.last_round(rows)
     rows = only(rows, round=end)
     error = select.number(rows, column="stderr") or select.number(rows, column="residual")
     if n.spread:
         error = select.number(table, n.spread, round=end)
-    about = "" if end in (None, run.run.done) else f" (round {end})"
+    about = "" if end in (None, member.run.done) else f" (round {end})"
     return plus_minus(select.number(rows), error, n.share) + about
 
 
-def download(run: RunTables, kind: str) -> tuple[str, str, bytes]:
+def download(member: RunTables, kind: str) -> tuple[str, str, bytes]:
     """A table's label, file name and bytes."""
-    source = run.tables[kind]
-    return f"{run.label}: {source.name}", source.name, source.content
+    source = member.tables[kind]
+    return f"{member.label}: {source.name}", source.name, source.content
 
 
 # Learning curves
@@ -196,10 +198,10 @@ def download(run: RunTables, kind: str) -> tuple[str, str, bytes]:
 
 def curves(runs: Sequence[RunTables]) -> Section:
     """Accuracy and loss of the global model over rounds, a chart for each data set."""
-    section = Section("curves", "Learning curves", LEAD)
-    looks = style.looks(run.label for run in runs)
-    for data in dict.fromkeys(run.data for run in runs):
-        groups = replicates([run for run in runs if run.data == data])
+    section = Section("curves", "Learning curves", CURVES_LEAD)
+    looks = style.looks(member.label for member in runs)
+    for data in dict.fromkeys(member.data for member in runs):
+        groups = replicates([member for member in runs if member.data == data])
         name = style.display_name(str(groups[0][0].settings.get("data.name") or "unknown data"))
         for metric in ("accuracy", "loss"):
             traces = [trace for group in groups for trace in traces_of(group, metric, looks)]
@@ -219,7 +221,7 @@ def traces_of(
     group: Sequence[RunTables], metric: str, looks: Mapping[str, style.Look]
 ) -> list[dict[str, Any]]:
     """plotly's line of a run; of several seeds faint ones, and their mean ± standard deviation."""
-    first, frames = group[0], [run.curve(metric) for run in group]
+    first, frames = group[0], [member.curve(metric) for member in group]
     look = looks[first.label]
     if len(group) == 1:
         return [trace(first.label, frames[0], look)]
@@ -254,55 +256,55 @@ def measured(entry: Diagnostic, runs: Sequence[RunTables]) -> Section:
     draw = entry.drawings.get("", lambda table: None)
     can_compare = entry.on == "problem" or getattr(draw, "compares_runs", False)
     groups: dict[Any, list[RunTables]] = {}
-    for run in runs:
-        table = run.tables[entry.name].table
-        same = (run.data, str(run.config.get("model")))
+    for member in runs:
+        table = member.tables[entry.name].table
+        same = (member.data, str(member.config.get("model")))
         if entry.on == "problem":
             same += tuple(sorted(table["slice"].dropna().unique()))
-        groups.setdefault(same if can_compare else run.label, []).append(run)
-        end = select.last_round(table) or run.run.done
-        if end < run.run.done:
+        groups.setdefault(same if can_compare else member.label, []).append(member)
+        end = select.last_round(table) or member.run.done
+        if end < member.run.done:
             section.remark(
-                run.label, f"the table ends with round {end}, the run with {run.run.done}"
+                member.label, f"the table ends with round {end}, the run with {member.run.done}"
             )
         try:
-            summarise(section, entry, run)
+            summarise(section, entry, member)
         except Exception as error:  # anybody may have edited a table
-            section.remark(run.label, f"not summed up: {reason(error)}")
+            section.remark(member.label, f"not summed up: {reason(error)}")
     for group in groups.values():
-        caption = "; ".join(run.label for run in group)
+        caption = "; ".join(member.label for member in group)
         try:
-            tables = [labelled(run, entry) for run in group]
+            tables = [labelled(member, entry) for member in group]
             figure = draw(pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0])
             if isinstance(figure, Figure):
                 section.add_picture(caption, figure)
         except Exception as error:  # as above
             section.remark(caption, f"not drawn: {reason(error)}")
-    section.downloads = [download(run, entry.name) for run in runs]
+    section.downloads = [download(member, entry.name) for member in runs]
     return section
 
 
-def labelled(run: RunTables, entry: Diagnostic) -> pd.DataFrame:
+def labelled(member: RunTables, entry: Diagnostic) -> pd.DataFrame:
     """The table with the run's label in it, and of single weights their round and client; of several checkpoints their own."""
-    table = run.tables[entry.name].table
+    table = member.tables[entry.name].table
     if entry.on == "checkpoints":
         return table
     names = {}
     for name, rows in table.groupby("run", dropna=False) if entry.on == "problem" else ():
         only_one = {c: rows[c].dropna().unique() for c in ("round", "client")}
         places = [f", {c} {values[0]}" for c, values in only_one.items() if len(values) == 1]
-        names[name] = run.label + "".join(places)
-    return table.assign(run=[names.get(name, run.label) for name in table["run"]])
+        names[name] = member.label + "".join(places)
+    return table.assign(run=[names.get(name, member.label) for name in table["run"]])
 
 
-def summarise(section: Section, entry: Diagnostic, run: RunTables) -> None:
+def summarise(section: Section, entry: Diagnostic, member: RunTables) -> None:
     """Add the summary of a run's table; small tables with the same columns become one."""
-    options = run.tables[entry.name].about.get("options", {})
-    for item in Answer(entry, labelled(run, entry), options).summary():
+    options = member.tables[entry.name].about.get("options", {})
+    for item in Answer(entry, labelled(member, entry), options).summary():
         if not isinstance(item, Small):
-            section.remark(run.label, item.text.removeprefix(f"{run.label}: "))
+            section.remark(member.label, item.text.removeprefix(f"{member.label}: "))
             continue
-        own = {} if "run" in item.columns else {"Run": run.label}
+        own = {} if "run" in item.columns else {"Run": member.label}
         rows = [
             {**own, **{head: cell(row.get(key)) for key, head in item.columns.items()}}
             for row in item.rows

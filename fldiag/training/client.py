@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -36,7 +36,7 @@ class CohortResult:
     effective: Tensor  # [K, 1] steps as the base optimiser weighs them
     loss: Tensor  # [K] mean minibatch loss
     state: dict[str, Tensor]
-    uploads: dict[str, Tensor] = field(default_factory=dict)
+    uploads: dict[str, Tensor]  # name -> [K, ...]
     notes: pd.DataFrame | None = None  # numbers of the local steps, when they are recorded
 
 
@@ -57,7 +57,7 @@ def train(
     local.notes = recorder
     for part in method:
         part.begin(local)
-    entries = slice(*(local.trained or (None,)))
+    entries = slice(*(local.trained or (None,)))  # of the vector: those that train, by default all
     momentum = local.state[MOMENTUM][:, entries] if MOMENTUM in local.state else None
     optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](
         local.train, local.w[:, entries], momentum
@@ -67,7 +67,7 @@ def train(
         step = Step(local, losses, x, y, weight, index, maps)
         for part in method:
             part.batch(step)
-        e = None
+        e = None  # the perturbation [k, P]: the gradient is taken at w + e
         for part in method:
             e = part.perturb(step) if e is None else e
         loss, g = step.local_gradient(e)
@@ -80,7 +80,10 @@ def train(
         if recorder:
             recorder.after_update(step)
         loss_sum[: step.k] += loss
-    result = CohortResult(
+    uploads: dict[str, Tensor] = {}
+    for part in method:
+        uploads.update(part.finish(local))
+    return CohortResult(
         ids=local.ids,
         rows=local.w,
         buffers=local.buffers,
@@ -89,11 +92,9 @@ def train(
         effective=local.effective_steps(),
         loss=loss_sum / local.steps.clamp(min=1),
         state=local.state,
+        uploads=uploads,
         notes=recorder.rows(local.ids) if recorder else None,
     )
-    for part in method:
-        result.uploads.update(part.finish(local))
-    return result
 
 
 class Feed:
@@ -106,20 +107,20 @@ class Feed:
     def __init__(
         self,
         dataset: Dataset,
-        parts: list[np.ndarray],
+        examples: list[np.ndarray],
         batches: list[Batches],
         w: Tensor,
         augment: list[torch.Generator] | None,
     ):
-        """``w``: weights, for their device and dtype."""
-        self.dataset, self.parts, self.batches = dataset, parts, batches
+        """``examples``: indices of each client's; ``w``: weights, for their device and dtype."""
+        self.dataset, self.examples, self.batches = dataset, examples, batches
         self.device, self.dtype, self.augment = w.device, w.dtype, augment
-        sizes = [len(part) for part in parts]
+        sizes = [len(indices) for indices in examples]
         self.offset = torch.tensor(np.cumsum([0, *sizes[:-1]]), device=w.device)
-        index = torch.as_tensor(np.concatenate(parts), device=dataset.train_y.device)
+        index = torch.as_tensor(np.concatenate(examples), device=dataset.train_y.device)
         self.y = ready(dataset.train_y[index], w.device, w.dtype)
         self.x = None if augment else ready(dataset.batch(index, None), w.device, w.dtype)
-        #: images as convolutions take them
+        # gathered batches then have the layout on which convolutions are fast
         self._channels_last = (
             self.x.permute(0, 2, 3, 1).contiguous()
             if self.x is not None and self.x.dim() == 4
@@ -160,9 +161,9 @@ class Feed:
             return self._channels_last[index].permute(0, 1, 4, 2, 3)
         if self.x is not None:
             return self.x[index]
-        clients = zip(self.parts[: len(index)], self.batches, self.augment or [], strict=False)
+        clients = zip(self.examples[: len(index)], self.batches, self.augment or [], strict=False)
         rows = (
-            self.dataset.batch(torch.as_tensor(part[batches[s]]), generator)
-            for part, batches, generator in clients
+            self.dataset.batch(torch.as_tensor(indices[batches[s]]), generator)
+            for indices, batches, generator in clients
         )
         return pad_sequence([ready(x, self.device, self.dtype) for x in rows], batch_first=True)

@@ -32,7 +32,7 @@ from fldiag.training.server import Federation, merge
 from fldiag.training.setup import Cohort, Setup, kept_initial, provenance
 
 RUNS = Path("checkpoints")
-#: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all of them together stay below this.
+#: With ``checkpoint.clients = "auto"`` every stored round holds its clients while all together have fewer bytes than this.
 SMALL = 100_000_000
 Listener = Callable[[dict[str, Any]], None]
 
@@ -84,9 +84,9 @@ def train(
         now = config.model_dump(mode="json"), config.method_version
         if run.status != "unfinished" and stored == now:
             return run
-    rebuilt = device if setup is None else None
+    worker_device = device if setup is None else None
     setup = setup or Setup(config, device=device, download=download)
-    federation, shared = Federation(setup), WorkerSetup(setup, rebuilt)
+    federation, shared = Federation(setup), WorkerSetup(setup, worker_device)
     with (
         lock(path),
         open_pool(executor, work, shared) as pool,
@@ -130,11 +130,11 @@ def run_path(config: Config) -> Path:
 
 def _open(path: Path, setup: Setup, resume: bool) -> Run:
     """The run in a folder that this process owns: new, or as far as it got. Raises FldiagError for one that was begun with
-    something else (what the checkpoints are to hold may differ), or for more rounds."""
+    something else (what the checkpoints are to hold may differ), or that has more rounds than the config."""
     config, about = setup.config, provenance(setup)
-    stored = config.model_dump(mode="json")
+    settings = config.model_dump(mode="json")
     if not os.path.exists(path / ABOUT):
-        run = Run.create(path, stored, about, hash=config.hash)
+        run = Run.create(path, settings, about, hash=config.hash)
         run.put("partition.npz", lambda f: partition.save(f, setup.parts))
         if (words := setup.dataset.words) is not None:
             run.put("tokenizer.json", lambda f: f.write(words.spec.encode()))
@@ -150,7 +150,7 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
             usage=True,
         )
     run = Run.open(path)
-    before, now = _facts(run.about["config"], run.about["provenance"]), _facts(stored, about)
+    before, now = _facts(run.about["config"], run.about["provenance"]), _facts(settings, about)
     before["rounds"] = max(before.get("rounds", 0), config.rounds)
     different = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if not partition.same(partition.load_parts(run.verified("partition.npz")), setup.parts):
@@ -162,8 +162,8 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
             usage=True,
         )
     run.resume()
-    if run.about["config"] != stored:
-        run.about |= {"config": stored, "hash": config.hash}
+    if run.about["config"] != settings:
+        run.about |= {"config": settings, "hash": config.hash}
         run.begin()
     return run
 
@@ -192,26 +192,27 @@ def _loop(run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
     facts: dict[str, Any] = {"machine": machine(), "capability": capability(), "commit": commit()}
     facts |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
     while run.status != "diverged" and federation.t < config.rounds:
-        start, received, t = time.perf_counter(), federation.sent(), federation.t + 1
-        others = []
-        if t in holding and config.checkpoint.clients == "all":
-            others = [*({*range(config.clients.total)} - {*setup.schedule.sampled(t - 1)})]
+        start, received = time.perf_counter(), federation.sent()
+        r = federation.t + 1  # a run's rounds count from 1
+        others = []  # trained only for their weights: their states stay as they are
+        if r in holding and config.checkpoint.clients == "all":
+            others = [*({*range(config.clients.total)} - {*setup.schedule.sampled(federation.t)})]
         results = [federation.train(others, pool.map)] if others else []
         round, result = federation.round(pool.map)
         if result.notes is not None:
-            run.put_steps(t, step_rows(t, result.notes, **run.common))
+            run.put_steps(r, step_rows(r, result.notes, **run.common))
         if not federation.finite:
             row = {"moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0}
-            run.append(run.done, [*rows, {"round": t, **row}], status="diverged", **facts)
+            run.append(run.done, [*rows, {"round": r, **row}], status="diverged", **facts)
             return
         scores = federation.evaluate()
         rows += round_rows(scores, round, result, isolated=setup.method.isolated)
         seconds = time.perf_counter() - start
-        if t in stored:
-            clients = [result, *results] if t in holding else []
+        if r in stored:
+            clients = [result, *results] if r in holding else []
             _store(run, federation, clients, received, rows, seconds=seconds, **facts)
             rows, facts = [], {}
-        emit({"event": "round", "round": t, "rounds": config.rounds, "seconds": seconds, **scores})
+        emit({"event": "round", "round": r, "rounds": config.rounds, "seconds": seconds, **scores})
 
 
 def _store(
@@ -223,7 +224,7 @@ def _store(
     **facts: Any,
 ) -> None:
     """Write the checkpoint and the state after a round, with these clients' weights, and then its line."""
-    setup, t = federation.setup, federation.t
+    setup, r = federation.setup, federation.t  # the round that has just ended, from 1
     ids: list[int] = []
     tensors: dict[str, Any] = {}
     if results:
@@ -231,7 +232,7 @@ def _store(
         ids, tensors = merged.ids, {"clients": merged.rows, "buffers": merged.buffers}
         tensors["received"] = received
     manifest = {
-        "round": t,
+        "round": r,
         "seed": setup.config.seed,
         "config": run.about["config"],
         "shape": list(setup.dataset.shape),
@@ -241,10 +242,10 @@ def _store(
         "run": run.path.name,
     }
     state = {**setup.network.layout.views(federation.w), **federation.buffers}
-    run.put_checkpoint(t, manifest, state, **tensors)
+    run.put_checkpoint(r, manifest, state, **tensors)
     if federation.state or run.states.new:
-        facts |= run.put_state(t, federation.state, run.states.new)
-    run.append(t, rows, **facts)
+        facts |= run.put_state(r, federation.state, run.states.new)
+    run.append(r, rows, **facts)
     run.states.new.clear()
 
 
@@ -283,8 +284,8 @@ def rounds_to_store(setup: Setup) -> tuple[set[int], set[int]]:
 
 
 class WorkerSetup:
-    """A setup for workers: each builds it from the config for this device; a custom one (None: the caller's data, module) is sent
-    as it is."""
+    """A setup for workers. It is pickled without the setup, which each worker builds from the config on ``device``; where
+    ``device`` is None (the caller's own data or module), the setup itself is sent."""
 
     def __init__(self, setup: Setup, device: str | None):
         self.setup, self.config, self.device = setup, setup.config, device
