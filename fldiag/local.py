@@ -20,7 +20,7 @@ Key = tuple[str, str | None, str | None]  # metric, layer, which proximal loss
 
 
 class Notes:
-    """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.publish``) and what the loop adds."""
+    """Numbers of local steps: what parts know of a step (``Step.note``, ``Step.note_proximal``) and what the loop adds."""
 
     def __init__(self) -> None:
         #: the last is the step at work
@@ -45,7 +45,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Published:
+class ProximalTerm:
     """A proximal loss L_p at w on the step's minibatch, as a part of the method computed it."""
 
     kind: str

@@ -58,7 +58,7 @@ NEEDS = {
 
 
 @dataclass(frozen=True)
-class Personal:
+class PersonalPlan:
     """How a client makes its own model of the final global one, and predicts with it.
 
     It trains e epochs with ``method`` (None: plain cross entropy), for each e of ``epochs`` (0: no training). The
@@ -157,7 +157,7 @@ class Part:
         """The new global weights after work on public data."""
         return w
 
-    def personalise(self) -> Personal | None:
+    def personalise(self) -> PersonalPlan | None:
         """How a client makes its own model after the last round."""
 
 
@@ -272,7 +272,7 @@ class Method:
         return any(part.isolated for part in self.parts)
 
     @property
-    def personal(self) -> Personal | None:
+    def personal(self) -> PersonalPlan | None:
         """How clients make their own models after the last round; None: the method does not say."""
         ways = (part.personalise() for part in self.parts)
         return next((way for way in ways if way is not None), None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fldiag import losses
-from fldiag.local import Local, Published
+from fldiag.local import Local, ProximalTerm
 from fldiag.models.network import Network
 
 
@@ -63,7 +63,7 @@ class Step:
         self._at_w: tuple[Tensor, Network, Tensor | None, list[Tensor] | None] | None = None
         self._gradient: tuple[Tensor, Tensor] | None = None
         self._passed = False
-        self.published: Published | None = None
+        self.proximal: ProximalTerm | None = None
 
     @property
     def recording(self) -> bool:
@@ -74,7 +74,7 @@ class Step:
         if self.local.notes is not None:
             self.local.notes.add(metric, value, **about)
 
-    def publish(
+    def note_proximal(
         self,
         kind: str,
         g: Tensor,
@@ -83,11 +83,11 @@ class Step:
         start: int = 0,
         g_u: Tensor | None = None,
     ) -> None:
-        """Show the gradient g [k, P - start] (of the entries from ``start`` on) and the value [k] of a proximal loss at
+        """Note the gradient g [k, P - start] (of the entries from ``start`` on) and the value [k] of a proximal loss at
         w; of several the first counts. ``l2`` is ||w - w_g||^2 / 2, whose value follows from its gradient."""
-        if self.recording and self.published is None:
+        if self.recording and self.proximal is None:
             value = losses.l2(g) if kind == "l2" else value
-            self.published = Published(
+            self.proximal = ProximalTerm(
                 kind, g.clone(), value, start, None if g_u is None else g_u.clone()
             )
 

@@ -22,7 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.method import Method, Part
 from fldiag.sections import ClientsSection, TrainSection
 from fldiag.training.server import Federation
-from fldiag.training.setup import Seeded, Setup
+from fldiag.training.setup import Schedule, Setup
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0}
 FULL_BATCH = 10_000
@@ -161,7 +161,7 @@ def setup(config, data, *, module=None, schedule=None):
 
 def seeded(seed, total, per_round, epochs, batch_size, sampling="fixed"):
     clients = ClientsSection(total=total, per_round=per_round, sampling=sampling)
-    return Seeded(seed, clients, TrainSection(epochs=epochs, batch_size=batch_size))
+    return Schedule(seed, clients, TrainSection(epochs=epochs, batch_size=batch_size))
 
 
 def federation(config, data, *, module=None, schedule=None, start=None):

@@ -120,7 +120,7 @@ def personalise(
 
     Raises FldiagError for unfinished runs, data without classes, and wrong epochs.
     """
-    from fldiag.method import Personal
+    from fldiag.method import PersonalPlan
     from fldiag.training.personalise import fine_tune
     from fldiag.training.server import Federation
     from fldiag.training.setup import setup_of
@@ -129,7 +129,7 @@ def personalise(
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download)
-        plan = setup.method.personal or Personal((0, 1, 5))
+        plan = setup.method.personal or PersonalPlan((0, 1, 5))
         if epochs:
             plan = replace(plan, epochs=tuple(map(int, epochs.split(","))))
         federation = Federation(setup)

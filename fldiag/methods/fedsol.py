@@ -65,10 +65,10 @@ class FedSOL(Part):
         if self.part == "head" and isinstance(self.loss_p, KL):
             # backward through the head alone; g_u reuses the body's features, which e leaves as they are
             of_head, g_p = step.head_gradient(self.loss_p.term)
-            step.publish(self.loss_p.kind, g_p, of_head, start=start)
+            step.note_proximal(self.loss_p.kind, g_p, of_head, start=start)
             return g_p
         value, g_p = self.loss_p.gradient(step)
-        step.publish(self.loss_p.kind, g_p, value)
+        step.note_proximal(self.loss_p.kind, g_p, value)
         return g_p[:, start:stop]
 
     def strengths(self, step: Step) -> Tensor | None:

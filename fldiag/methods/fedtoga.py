@@ -4,7 +4,7 @@ from typing import Literal
 
 from fldiag.method import Method, method
 from fldiag.parts.control import DynamicRegulariser
-from fldiag.parts.momentum import DualCorrection, GlobalPerturbation, GlobalUpdate, Register
+from fldiag.parts.momentum import DualCorrection, GlobalPerturbation, GlobalUpdate, GradientMemory
 from fldiag.sections import NonNegative
 
 
@@ -39,8 +39,8 @@ def fedtoga(
     Both omit the division by lr (delta_scale). K there is that of the first client or of the average size.
     Version 2:   K_k counts steps; in version 1 they were weighted by the momentum (the same without it).
     """
-    register = [] if mode == "global" else [Register()]  # nothing reads it in that mode
-    before, after = (register, []) if registered == "gradient" else ([], register)
+    memory = [] if mode == "global" else [GradientMemory()]  # nothing reads it in that mode
+    before, after = (memory, []) if registered == "gradient" else ([], memory)
     return Method(
         GlobalPerturbation(rho, kappa, mode),
         *before,

@@ -1,7 +1,7 @@
 """Local training without federation."""
 
 from fldiag.method import Method, method
-from fldiag.parts.personal import Alone
+from fldiag.parts.personal import LocalTraining
 
 
 @method("local_only", source="the baseline without communication of Lee et al., CVPR 2024, Table 9")
@@ -16,4 +16,4 @@ def local_only() -> Method:
     train.epochs = 1): then train.lr_decay, applied once a round, is the paper's decay of 0.99 an epoch. With
     train.keep_momentum = true it is a single training of 200 epochs; else each epoch begins with fresh momentum.
     """
-    return Method(Alone())
+    return Method(LocalTraining())

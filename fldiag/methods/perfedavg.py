@@ -1,6 +1,6 @@
 """Per-FedAvg."""
 
-from fldiag.method import Method, Personal, method
+from fldiag.method import Method, PersonalPlan, method
 from fldiag.parts.personal import Epochs, MetaStep, Rate
 from fldiag.sections import Count, NonNegative, Positive
 
@@ -30,5 +30,5 @@ def perfedavg(
     step has no momentum.
     """
     return Method(
-        MetaStep(inner_lr, beta_outer, official, Personal(tune_epochs, lr=tune_lr), tune_split)
+        MetaStep(inner_lr, beta_outer, official, PersonalPlan(tune_epochs, lr=tune_lr), tune_split)
     )

@@ -51,7 +51,7 @@ class Strategy(FedSOL):
     def gradient_at_w(self, step: Step) -> Tensor:
         """g_p over all parameters, [k, P]."""
         value, g_p = self.loss_p.gradient(step)
-        step.publish(self.loss_p.kind, g_p, value)
+        step.note_proximal(self.loss_p.kind, g_p, value)
         return g_p
 
     def perturb(self, step: Step) -> Perturbation | None:

@@ -16,7 +16,7 @@ SIDE = 32
 PLAN = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
 
 
-class Enlarged(nn.Sequential):
+class Upsampled(nn.Sequential):
     """A chain whose inputs [B, C, H, W] are first enlarged to 32x32 (bilinear); the last layer is the head."""
 
     def features(self, x: Tensor) -> Tensor:
@@ -64,4 +64,4 @@ def vgg11(shape: tuple[int, ...], classes: int) -> nn.Module:
         ("classifier", nn.Linear(512, classes)),
     ]
     # a plain chain wherever it will do: the rules for chains are the faster ones
-    return (nn.Sequential if tuple(shape[1:]) == (SIDE, SIDE) else Enlarged)(OrderedDict(layers))
+    return (nn.Sequential if tuple(shape[1:]) == (SIDE, SIDE) else Upsampled)(OrderedDict(layers))

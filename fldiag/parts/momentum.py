@@ -82,7 +82,7 @@ class GlobalPerturbation(Part):
         return Perturbation(e, 0, e.shape[-1])
 
 
-class Register(Part):
+class GradientMemory(Part):
     """Keeps the gradient as it is at this place among the parts, for the next step's perturbation."""
 
     def correct(self, step: Step, g: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fldiag.errors import FldiagError
 from fldiag.local import Local
-from fldiag.method import Method, Neighbours, Part, Personal, Round
+from fldiag.method import Method, Neighbours, Part, PersonalPlan, Round
 from fldiag.sections import Whole
 from fldiag.step import Perturbation, Step
 
@@ -32,10 +32,10 @@ class FineTune(Part):
     """After the last round every client trains the global model on its own data with plain cross entropy."""
 
     def __init__(self, epochs: tuple[int, ...], lr: str, neighbours: Neighbours | None = None):
-        self.plan = Personal(epochs, lr=lr, neighbours=neighbours)
+        self.plan = PersonalPlan(epochs, lr=lr, neighbours=neighbours)
         self.needs = ("classes", "features") if neighbours else ()
 
-    def personalise(self) -> Personal:
+    def personalise(self) -> PersonalPlan:
         return self.plan
 
 
@@ -54,7 +54,7 @@ class FrozenHead(Part):
         return torch.cat([w[:body], round.w_g[body:]])
 
 
-class Alone(Part):
+class LocalTraining(Part):
     """Every client goes on with weights (and batch-norm statistics) of its own; the global model never changes."""
 
     isolated = True
@@ -86,8 +86,8 @@ class Alone(Part):
         round.mean_buffers = {n: b.clone() for n, b in round.network.buffers.items()}
         return w
 
-    def personalise(self) -> Personal:
-        return Personal((0,), Method(self))
+    def personalise(self) -> PersonalPlan:
+        return PersonalPlan((0,), Method(self))
 
 
 class MetaStep(Part):
@@ -102,7 +102,7 @@ class MetaStep(Part):
     cuts = 2
 
     def __init__(
-        self, inner_lr: float | None, beta: float, shared: bool, personal: Personal, split: int
+        self, inner_lr: float | None, beta: float, shared: bool, personal: PersonalPlan, split: int
     ):
         self.inner_lr, self.beta, self.shared, self.split = inner_lr, beta, shared, split
         self.plan = replace(personal, method=Method(self), steps=self.steps)
@@ -159,7 +159,7 @@ class MetaStep(Part):
         """Outer steps of a fine-tuning epoch: ceil(L / split), L the number of halves in a pass over n examples."""
         return math.ceil(math.ceil(n / max(train.batch_size // 2, 1)) / self.split)
 
-    def personalise(self) -> Personal:
+    def personalise(self) -> PersonalPlan:
         return self.plan
 
 

@@ -58,7 +58,7 @@ class ProximalProjection(Part):
         g_u = project(g, g_p)
         if not self.loss_p.exact:
             g_u = torch.where(norm(g_p) >= noise_floor(g_p.dtype), g_u, g)
-        step.publish(self.loss_p.kind, g_p, value, g_u=g_u)
+        step.note_proximal(self.loss_p.kind, g_p, value, g_u=g_u)
         return g_u
 
 

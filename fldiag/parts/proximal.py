@@ -62,7 +62,7 @@ class Proximal(Part):
 
     def correct(self, step: Step, g: Tensor) -> Tensor:
         if step.recording and self.mu:
-            step.publish("l2", step.w - step.local.w_g)
+            step.note_proximal("l2", step.w - step.local.w_g)
         return step.pull(g, step.local.w_g, self.mu)
 
 

@@ -41,7 +41,7 @@ class CohortResult:
 
 
 def train(
-    local: Local, method: Method, feed: Feed, recorder: StepRecorder | None = None
+    local: Local, method: Method, minibatches: Minibatches, recorder: StepRecorder | None = None
 ) -> CohortResult:
     """Local training of a cohort. ``local`` (its ``w``, state and buffers) is changed in place."""
 
@@ -63,7 +63,7 @@ def train(
         local.train, local.w[:, entries], momentum
     )
     maps = any(part.maps for part in method)
-    for s, (x, y, weight, index) in enumerate(feed.steps()):
+    for s, (x, y, weight, index) in enumerate(minibatches.steps()):
         step = Step(local, losses, x, y, weight, index, maps)
         for part in method:
             part.batch(step)
@@ -97,7 +97,7 @@ def train(
     )
 
 
-class Feed:
+class Minibatches:
     """Minibatches of a cohort: at step s those of the clients that still train, side by side.
 
     Clients are ordered by falling number of steps, so they are a prefix of the rows. Where their batches

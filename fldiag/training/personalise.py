@@ -15,7 +15,7 @@ from torch import Tensor
 from fldiag.data import slices
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
-from fldiag.method import Method, Neighbours, Personal
+from fldiag.method import Method, Neighbours, PersonalPlan
 from fldiag.results.statistics import sample_mean, share
 from fldiag.results.table import PERSONAL, Row
 from fldiag.sections import TrainSection
@@ -23,10 +23,10 @@ from fldiag.seeding import numpy_rng, seed_for
 from fldiag.training.client import Batches
 from fldiag.training.record import outputs
 from fldiag.training.server import Federation
-from fldiag.training.setup import Seeded, Setup
+from fldiag.training.setup import Schedule, Setup
 
 
-def fine_tune(federation: Federation, plan: Personal, *, seed: int | None = None) -> list[Row]:
+def fine_tune(federation: Federation, plan: PersonalPlan, *, seed: int | None = None) -> list[Row]:
     """Fine-tune every client's model, wherever the workspace computes, and test it.
 
     Args:
@@ -84,7 +84,7 @@ def fine_tune(federation: Federation, plan: Personal, *, seed: int | None = None
 
 
 @dataclass(frozen=True)
-class EpochSchedule(Seeded):
+class EpochSchedule(Schedule):
     """Minibatches of fine-tuning: an epoch is ``steps(n, train)`` of them, or one pass over the n examples."""
 
     steps: Callable[[int, TrainSection], int] | None
@@ -94,7 +94,7 @@ class EpochSchedule(Seeded):
             return super().batches(t, client, n)
         count = self.train.epochs * self.steps(n, self.train)  # as many passes are more than enough
         passes = self.train.model_copy(update={"epochs": count})
-        return Seeded(self.seed, self.clients, passes).batches(t, client, n)[:count]
+        return Schedule(self.seed, self.clients, passes).batches(t, client, n)[:count]
 
 
 def count_right(

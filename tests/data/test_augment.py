@@ -103,13 +103,13 @@ def test_training_augments_by_client_and_round_only():
     start = fldiag.Config.load("digits", seed=3)
     x = IMAGES[:20, :1]
     data = Dataset("x", x, torch.arange(20) % 2, x, torch.arange(20) % 2, 2, augment=("crop2",))
-    from fldiag.training.client import Feed
+    from fldiag.training.client import Minibatches
 
     def inputs(ids, t):
         parts = [np.arange(10) for _ in ids]
         batches = [[np.arange(5), np.arange(5, 10)] for _ in ids]
         generators = [torch_rng(start.seed, "augment", t, i) for i in ids]
-        feed = Feed(data, parts, batches, torch.zeros(1), generators)
+        feed = Minibatches(data, parts, batches, torch.zeros(1), generators)
         return torch.stack([x for x, *_ in feed.steps()], 1)
 
     both = inputs([4, 7], 2)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fldiag
 from fldiag.data import Dataset, take
-from fldiag.method import Neighbours, Personal
+from fldiag.method import Neighbours, PersonalPlan
 from fldiag.training.personalise import count_right, fine_tune, mix
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup, setup_of
@@ -61,7 +61,7 @@ def test_fine_tuning_is_torchs_sgd_from_the_global_model(kind, lr):
     made, accuracies = setup(net, train__weight_decay=0.01, train__local_decay=0.1), {}
     start = Federation(made)
     start.t = 2
-    rows = fine_tune(start, Personal((0, 1, 4), lr=lr))
+    rows = fine_tune(start, PersonalPlan((0, 1, 4), lr=lr))
     for k, part in enumerate(PARTS):
         own = copy.deepcopy(net).double()
         rate = 0.3 * (0.5**2 if lr == "decayed" else 1)
@@ -121,7 +121,7 @@ def test_local_only_tests_each_clients_own_weights(tmp_path):
 
 def test_intervals_are_wilsons_and_predictions_that_are_not_finite_are_wrong():
     made = setup(nn.Linear(6, 3))
-    rows = fine_tune(Federation(made), Personal((0,)))
+    rows = fine_tune(Federation(made), PersonalPlan((0,)))
     p, n, z = rows[0]["value"], rows[0]["n_examples"], 1.959963984540054
     centre, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     low, high = ((centre + sign * half) / (1 + z**2 / n) for sign in (-1, 1))
