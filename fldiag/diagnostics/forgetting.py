@@ -144,6 +144,8 @@ def mean_rows(rows: list[Row], pool: ExamplePool) -> list[Row]:
     """Mean and spread over the clients of what their rows say about the test split."""
     frame = pd.DataFrame(rows, columns=["moment", "scope", "slice", "metric", "value"])
     frame = only(frame, scope="client", slice=pool.split, metric=MEANS).dropna(subset=["value"])
+    # The received global model has rows of its own, also where each client received another.
+    frame = frame[(frame["moment"] != "received") | ~frame["metric"].isin(["accuracy", "loss"])]
     means: list[Row] = []
     for (moment, metric), values in frame.groupby(["moment", "metric"], sort=False)["value"]:
         base: Row = {"moment": moment, "scope": "global", "slice": pool.split}

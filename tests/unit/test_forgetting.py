@@ -1,5 +1,7 @@
 """Forgetting: planted federations whose every number is known, and rounds that say nothing."""
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +19,20 @@ def forgetting(*rounds, **options):
     """Of four classes of which the last has three test examples."""
     data = separable(test_per_class=(25, 25, 25, 3))
     return fldiag.diagnose(history(linear(), data, PARTS, *rounds), "forgetting", **options)
+
+
+def test_clients_that_received_different_models():
+    """One received a model that answers class 0 only and kept it: nothing was lost, and the picture shows one line a moment."""
+    rounds = []
+    for r in (1, 2):
+        item = stored(identity(), [always(0), identity()], identity(), round=r)
+        rounds.append(dataclasses.replace(item, starts=item.clients.clone()))
+    table = forgetting(*rounds)
+    assert set(only(table, metric="drop", scope="client")["value"]) == {0}
+    at = {"moment": "received", "scope": "global", "slice": "test", "round": 1}
+    received = only(table, metric="accuracy", **at)
+    assert received["value"].tolist() == [1]
+    fldiag.draw(table)
 
 
 def test_a_client_that_answers_class_0():
