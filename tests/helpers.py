@@ -19,6 +19,7 @@ from fldiag import config as configs
 from fldiag import registry, user_code
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
+from fldiag.local import Local
 from fldiag.method import Method, Part
 from fldiag.sections import ClientsSection, TrainSection
 from fldiag.training.server import Federation
@@ -279,6 +280,35 @@ def _record(perturb, spy, step):
         full[:, e.start : e.stop] = e.value
     spy.e.append(full)
     return e
+
+
+class Normed(torch.nn.Module):
+    """Batch-norm with running statistics, dropout, features and a head."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.body, self.norm = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8)
+        self.drop, self.fc = torch.nn.Dropout(dropout), torch.nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.drop(torch.relu(self.norm(self.body(x.flatten(1)))))
+
+    def forward(self, x):
+        return self.fc(self.features(x))
+
+
+def local_of(network, train, w, steps, **more):
+    """The clients of one cohort in the first round, at weights w [k, P]."""
+    k = len(w)
+    about = {"seed": 0, "t": 0, "lr": 0.1, "ids": list(range(k)), "n": torch.ones(k), "w_g": w[0]}
+    about |= {"state": {}, "sent": {}, "steps": torch.tensor(steps)} | more
+    return Local(network=network, train=train, w=w, **about)
+
+
+def normed(dropout=0.0, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Normed(dropout)
 
 
 class StartAt(Part):

@@ -38,16 +38,6 @@ NUMERIC = {
             "rounding",
             "sharpness",
             # training
-            "method_identities",
-            "methods_contrast",
-            "methods_sharpness",
-            "methods_distill_server",
-            "methods_fedproj",
-            "methods_fedsol",
-            "methods_penalties",
-            "methods_personal",
-            "methods_regularisation",
-            "methods_subnetworks",
             "rounds",
             "step",
         )

@@ -12,24 +12,26 @@ from fldiag.models.lora import adapters
 def model():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    how = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["0"], modules_to_save=["2"])
-    return peft.get_peft_model(net, how)
+    return peft.get_peft_model(
+        net, peft.LoraConfig(r=2, lora_alpha=6, target_modules=["0"], modules_to_save=["2"])
+    )
 
 
 def test_the_adapters_of_peft_are_recorded_and_diagnosed():
-    start, *nets = (model() for _ in range(4))
-    for p in (p for net in nets[:2] for p in net.parameters() if p.requires_grad):
+    start, one, two = model(), model(), model()
+    for p in (p for net in (one, two) for p in net.parameters() if p.requires_grad):
         nn.init.normal_(p)
-    states = [net.state_dict() for net in nets]
-    nets[2].load_state_dict({n: 0.75 * v + 0.25 * states[1][n] for n, v in states[0].items()})
+    other = two.state_dict()
+    mean = {n: 0.75 * v + 0.25 * other[n] for n, v in one.state_dict().items()}
     examples, parts = (torch.randn(40, 6), torch.arange(40) % 3), [range(30), range(30, 40)]
     with fldiag.Recorder("run", model(), examples, parts, trainable=True) as rec:
-        rec.round(received=start, clients=dict(enumerate(nets[:2])), aggregated=nets[2])
+        rec.round(received=start, clients={0: one, 1: two}, aggregated=mean)
     run = fldiag.load("run", model=model())
     assert run.checkpoint().clients.shape == (2, 2 * (6 + 5) + 5 * 3 + 3)
     (layer,) = adapters(start)
-    a, b, c = (net.get_submodule(layer).get_delta_weight("default").double() for net in nets)
+    start.load_state_dict(mean)
+    a, b, c = (n.get_submodule(layer).get_delta_weight("default") for n in (one, two, start))
     exact = 0.75 * a + 0.25 * b
-    table = fldiag.diagnose(run, "lora").set_index("metric")
     error = float((exact - c).norm() / exact.norm())
+    table = fldiag.diagnose(run, "lora").set_index("metric")
     assert table["value"]["aggregation_error"] == pytest.approx(error, rel=1e-4) and error > 1e-3

@@ -138,17 +138,22 @@ def moon(c, m, w, mu, tau):
     return c.mean(ends)
 
 
-def fedrcl(c, m, w, attract, penalty, tau, threshold):
+def relaxed(z, y, attract, penalty, tau, threshold):
+    """FedRCL's loss of representations [B, d]."""
+    unit = F.normalize(z, dim=1)
+    s, same = unit @ unit.T / tau, y[:, None] == y
+    positive = s.where(same, torch.inf).min(1, keepdim=True).values  # the anchor among them
+    negative = s.where(~same, -torch.inf).topk(2).values
+    pull = -torch.cat([positive, negative], 1).log_softmax(1)[:, 0]
+    least = s.where(same & ~torch.eye(len(y)).bool(), torch.inf).min(1).values
+    close = least.isfinite() & (least >= threshold / tau)
+    push = F.softplus(least.where(close, -1 / tau) - 1 / tau)
+    return (attract * pull + penalty * push).mean()
+
+
+def fedrcl(c, m, w, **options):
     def contrast(v, b):
-        y, z = c.toy.y[b], F.normalize(c.features(v, c.toy.x[b]), dim=1)
-        s, same = z @ z.T / tau, y[:, None] == y
-        positive = s.where(same, torch.inf).min(1, keepdim=True).values  # the anchor among them
-        negative = s.where(~same, -torch.inf).topk(2).values
-        pull = -torch.cat([positive, negative], 1).log_softmax(1)[:, 0]
-        least = s.where(same & ~torch.eye(len(b)).bool(), torch.inf).min(1).values
-        close = least.isfinite() & (least >= threshold / tau)
-        push = F.softplus(least.where(close, -1 / tau) - 1 / tau)
-        return (attract * pull + penalty * push).mean()
+        return relaxed(c.features(v, c.toy.x[b]), c.toy.y[b], **options)
 
     return c.mean(c.train(w, lambda k, v, b: c.slope(v, b) + grad(contrast)(v, b)))
 
@@ -256,9 +261,9 @@ def last_received(m, k, w):
     return unit(m["w", k] - w) if ("w", k) in m else torch.zeros_like(w)
 
 
-def fedlesam(c, m, w, rho):
+def fedlesam(c, m, w, rho, estimate="client"):
     e = {k: rho * last_received(m, k, w) for k in c.p}
-    m.update({("w", k): w for k in c.p})
+    m.update({("w", k): w for k in (c.p if estimate == "client" else range(c.number))})
     return c.mean(c.train(w, lambda k, v, b: c.slope(v + e[k], b)))
 
 
@@ -462,7 +467,7 @@ CASES = [
     (fednova, {"ccvr": "off"}),
     (fednova, {"ccvr": "fixed"}),
     (fednova, {"ccvr": "official"}),
-    (fedlesam, {"rho": 0.4}),
+    *[(fedlesam, {"rho": 0.4, "estimate": estimate}) for estimate in ("client", "server")],
     (fedlesam_s, {"rho": 0.4}),
     (fedlesam_d, SPEED),
     (feddyn, {"lam": 0.2}),

@@ -1,18 +1,15 @@
-"""Local steps are torch's, means are weighted by examples, partitions obey their rules, and executors share their bits."""
+"""Local steps are torch's, means are weighted by examples, clients are drawn and dealt by their rules, executors share their bits."""
 
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from helpers import seeded
 from reference import Watch, clients_of, train, vector
 from torch import nn
 
-import fldiag
-from fldiag import Method, Part
+from fldiag.data import partition
 
 WATCHED = {"of": "fedavg", "options": "{}"}
 OPTIMISERS = {
@@ -22,7 +19,7 @@ OPTIMISERS = {
     "clipped": {"clip": 0.5, "weight_decay": 0.3},
     "adam": {"optimizer": "adam", "weight_decay": 0.1, "lr": 0.03},
     "later epochs slower": {"local_decay": 0.1, "local_decay_after": 0.4},
-    "last batches dropped": {"drop_last": True},
+    "last epoch slower": {"local_decay": 0.1, "local_decay_after": 0.8, "drop_last": True},
 }
 
 
@@ -47,7 +44,7 @@ def test_local_steps_are_those_of_torch(name, stack, toy, tmp_path):
                 optimiser.param_groups[0]["lr"] = lr
             batches = Watch.batches[t, k]
             for s, b in enumerate(batches):
-                later = train.local_decay != 1 and s >= len(batches) // 3  # after 1 of 3 epochs
+                later = s >= len(batches) * int(3 * train.local_decay_after) // 3
                 optimiser.param_groups[0]["lr"] = lr * (train.local_decay if later else 1)
                 optimiser.zero_grad()
                 rows = toy.parts[k][b]
@@ -61,13 +58,13 @@ def test_local_steps_are_those_of_torch(name, stack, toy, tmp_path):
 
 @pytest.mark.parametrize("kind", ["n", "uniform", "batches"])
 def test_the_mean_of_unequal_clients(kind, toy, tmp_path):
-    """In float64: shares that were rounded to float32 would show."""
-    settings = {"aggregate": kind, "batch_size": 5}
+    """In float64: shares that were rounded to float32 would show. Of a client of 5 examples no minibatch is full."""
+    settings = {"aggregate": kind, "batch_size": 6}
     run = toy.train("fedavg", tmp_path / "run", train=settings)
     for r in run.rounds:
         stored = run.checkpoint(r)
         ends = clients_of(stored)
-        weigh = {"n": lambda n: n, "uniform": lambda n: 1, "batches": lambda n: n // 5}[kind]
+        weigh = {"n": lambda n: n, "uniform": lambda n: 1, "batches": lambda n: n // 6}[kind]
         n = {k: weigh(toy.sizes[k]) for k in ends}
         mean = sum(n[k] * ends[k] for k in ends) / sum(n.values())
         torch.testing.assert_close(vector(stored.state), mean, rtol=1e-14, atol=1e-15)
@@ -110,90 +107,29 @@ def test_more_clients_than_one_stack_holds(tmp_path):
     torch.testing.assert_close(on.clients, off.clients, rtol=1e-9, atol=1e-11)
 
 
-def test_clients_of_a_round(toy, tmp_path):
+def test_clients_of_a_round():
     """``by_round`` draws as FedSOL's code; ``fixed`` as many each time; ``independent`` each with its probability."""
-    samples = {}
-    for kind in ("by_round", "fixed", "independent"):
-        how = {"clients__total": 10, "clients__per_round": 4, "rounds": 12, "train__epochs": 0}
-        run = train(tmp_path / kind, clients__sampling=kind, checkpoint__clients="sampled", **how)
-        samples[kind] = [run.checkpoint(r).client_ids for r in run.rounds]
-    for t, ids in enumerate(samples["by_round"]):
-        assert ids == sorted(np.random.RandomState(t).choice(10, 4, replace=False))
-    assert {len(ids) for ids in samples["fixed"]} == {4} != {len(i) for i in samples["independent"]}
-    for kind in ("fixed", "independent"):
-        assert len({tuple(ids) for ids in samples[kind]}) > 8
-
-
-# -- partitions
-
-
-class Examples(Part):
-    """Notes which examples each client has: the data number them."""
-
-    of: ClassVar[dict[int, list[int]]] = {}
-
-    def batch(self, step):
-        for j, k in enumerate(step.local.ids[: step.k]):
-            counted = slice(None) if step.weight is None else step.weight[j] > 0
-            self.of[k] += step.x[j, counted, 0].long().tolist()
-
-
-def noted() -> Method:
-    return Method(Examples())
-
-
-N, CLASSES = 600, 6
-LABELS = np.random.default_rng(3).permutation(np.arange(N) % CLASSES)
-
-
-def partition(tmp_path, clients, seed=0, public=None, **section):
-    """The numbers of examples of each client and class, and the clients' examples."""
-    x = np.arange(N, dtype=np.float32)[:, None]
-    arrays = {
-        f"{s}_{n}": v for s in ("train", "test") for n, v in (("images", x), ("labels", LABELS))
-    }
-    np.savez(tmp_path / "numbered.npz", **arrays)
-    Examples.of = defaultdict(list)
-    config = fldiag.Config.load(
-        "digits",
-        rounds=1,
-        data={"name": f"npz:{tmp_path / 'numbered.npz'}", "public": public},
-        partition={"seed": seed, **section},
-        clients={"total": clients, "per_round": clients},
-        model={"name": "mlp", "hidden": ()},
-        method={"name": "test_local_training:noted"},
-        train={"epochs": 1, "batch_size": 1000, "lr": 1e-9},
-    )
-    fldiag.train(config, out=tmp_path / f"run{seed}")
-    examples = [Examples.of[k] for k in range(clients)]
-    return np.stack([np.bincount(LABELS[e], minlength=CLASSES) for e in examples]), examples
+    kinds = "by_round", "fixed", "independent"
+    draws = [[seeded(3, 50, 5, 1, 8, k).sampled(t) for t in range(2000)] for k in kinds]
+    for t, ids in enumerate(draws[0][:300]):
+        assert ids == sorted(np.random.RandomState(t).choice(50, 5, replace=False))
+    assert {len(set(ids)) for ids in draws[1]} == {5}
+    sizes = np.array([len(ids) for ids in draws[2]])
+    # Binomial(50, 0.1) without its 0: mean 5 / (1 - 0.9^50) = 5.026, deviation 2.1 -> standard error 0.05
+    assert (sizes.mean(), sizes.std()) == pytest.approx((5.026, 2.1), abs=0.2)
+    for ids in draws:
+        shares = np.bincount(np.concatenate(ids), minlength=50) / 2000
+        assert 0.07 < shares.min() <= shares.max() < 0.13
 
 
 @pytest.mark.parametrize("kind", ["lda", "lda_fedsol"])
-def test_lda_gives_no_more_of_a_class_to_clients_that_are_full(kind, tmp_path):
+def test_lda_gives_no_more_of_a_class_to_clients_that_are_full(kind):
+    labels = np.random.default_rng(3).permutation(np.arange(600) % 6)
     for seed in range(3):
-        counts, examples = partition(tmp_path, 12, seed, kind=kind, alpha=0.3, min_size=4)
-        assert sorted(chain(*examples)) == list(range(N))
-        assert counts.sum(1).min() >= 4
+        parts = partition.make(kind, labels, 12, seed, alpha=0.3, min_size=4)
+        counts = np.stack([np.bincount(labels[part], minlength=6) for part in parts])
         before = counts.cumsum(1) - counts  # what a client had when a class was dealt
-        assert (counts[before >= N / 12] == 0).all() and (before >= N / 12).sum() > 5
-
-
-def test_the_other_partitions(tmp_path):
-    counts, examples = partition(tmp_path, 7, 0, kind="iid")
-    assert sorted(chain(*examples)) == list(range(N)) and np.ptp(counts.sum(1)) <= 1
-    assert counts.min() > 2
-    counts, examples = partition(tmp_path, 7, 5, "holdout:60", kind="iid")
-    assert len(set(chain(*examples))) == N - 60 and set(counts.sum(0)) == {(N - 60) // CLASSES}
-    counts, examples = partition(tmp_path, 12, 1, kind="sharding", shards=2)
-    assert sorted(chain(*examples)) == list(range(N))
-    assert set(counts[counts > 0] % (N // 24)) == {0} and (counts > 0).sum(1).max() == 2
-    counts, _ = partition(tmp_path, 10, 2, kind="pathological", classes=3)
-    assert set(counts.sum(1)) == {N // 10} and set((counts > 0).sum(1)) == {3}
-    narrow, _ = partition(tmp_path, 10, 3, kind="dirichlet", alpha=0.1)
-    wide, _ = partition(tmp_path, 10, 4, kind="dirichlet", alpha=100.0)
-    assert set(narrow.sum(1)) == set(wide.sum(1)) == {N // 10}
-    assert narrow.max(1).mean() > 2 * wide.max(1).mean()
+        assert (counts[before >= 50] == 0).all() and (before >= 50).sum() > 5
 
 
 # -- executors
@@ -213,18 +149,3 @@ def test_every_executor_gives_the_same_bits(executor, runs, tmp_path):
         a, b = run.checkpoint(r), runs["scaffold"].checkpoint(r)
         assert torch.equal(a.clients, b.clients) and torch.equal(a.received, b.received)
         assert all(torch.equal(a.state[n], b.state[n]) for n in b.state)
-
-
-def test_a_sweep_trains_what_train_does(tmp_path):
-    config = fldiag.Config.load("digits", model={"name": "mlp", "hidden": (4,)}, rounds=1)
-    config = config.replace(clients__per_round=2, train__epochs=1)
-    over = {"method.name": ["fedavg", "feddyn"], "seed": [0, 1]}
-    runs = {
-        (r.config.method.name, r.config.seed): r
-        for r in fldiag.sweep(config, over, out=tmp_path / "sweep")
-    }
-    assert len(runs) == 4
-    for (name, seed), run in runs.items():
-        chosen = config.replace(method__name=name, seed=seed)
-        alone = fldiag.train(chosen, out=tmp_path / f"{name}{seed}")
-        assert torch.equal(vector(run.checkpoint(1).state), vector(alone.checkpoint(1).state))

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers import normed
 from reference import clients_of, train, value, values, vector
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
@@ -33,18 +34,6 @@ DATA = Dataset("blobs", *examples(60), *examples(2000), 3)
 PARTS = [np.arange(30), np.arange(30, 50), np.arange(50, 60)]
 
 
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.norm, self.fc = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
-
-    def features(self, x):
-        return torch.relu(self.norm(self.body(x)))
-
-    def forward(self, x):
-        return self.fc(self.features(x))
-
-
 def setup(module, **options):
     """Batches of all examples, so that their order does not matter."""
     options |= {"train__batch_size": 100, "train__precision": "fp64", "clients__total": 3}
@@ -54,7 +43,7 @@ def setup(module, **options):
 
 
 @pytest.mark.parametrize("lr", ["decayed", "initial"])
-@pytest.mark.parametrize("kind", [lambda: nn.Linear(6, 3), Normed], ids=["linear", "batch-norm"])
+@pytest.mark.parametrize("kind", [lambda: nn.Linear(6, 3), normed], ids=["linear", "batch-norm"])
 def test_fine_tuning_is_torchs_sgd_from_the_global_model(kind, lr):
     torch.manual_seed(0)
     net = kind()
@@ -151,16 +140,6 @@ def test_the_mixture_by_hand():
     )
     far = mix(logits, features + 1e4, store, labels, Neighbours(1.0, 2))
     assert far.isfinite().all() and float(far.sum()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"epochs": "-1"}, "epochs"), ({"epochs": "one"}, "epochs")],
-)
-def test_wrong_questions(options, words, tmp_path_factory):
-    run = train(tmp_path_factory.mktemp("runs") / "run", **SMALL | {"rounds": 1})
-    with pytest.raises(fldiag.FldiagError, match=words):
-        fldiag.diagnose(run, "personalise", **options)
 
 
 def test_runs_without_a_final_model_are_refused(tmp_path):

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import torch
 from histories import one
-from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -52,30 +51,10 @@ def test_recording_changes_no_bit(name, options, stack):
             assert a.notes is None and len(b.notes) > 0
 
 
-class Noisy(nn.Module):
-    """Batch-norm with running statistics, dropout, and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.norm, self.drop, self.fc = (
-            nn.Linear(6, 8),
-            nn.BatchNorm1d(8),
-            nn.Dropout(0.4),
-            nn.Linear(8, 3),
-        )
-
-    def features(self, x):
-        return self.drop(torch.relu(self.norm(self.body(x))))
-
-    def forward(self, x):
-        return self.fc(self.features(x))
-
-
 @pytest.mark.parametrize("name", ["fedavg", "fedsol", "fedsam"])
 def test_statistics_and_random_numbers_of_layers_are_left_alone(name):
     plain, data = helpers.config(name, precision="fp32"), helpers.classification((20, 13, 7))
-    torch.manual_seed(0)
-    net = Noisy()
+    net = helpers.normed(dropout=0.4)
     made = [helpers.federation(c, data, module=net) for c in (plain, recorded(plain, **KL))]
     state = torch.get_rng_state()
     for m in made:

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from helpers import classification, close, config, images, setup, terms
+from helpers import classification, close, config, images, local_of, setup, terms
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fldiag.local import Local
 from fldiag.losses import per_example
 from fldiag.step import Perturbation, Step
 
@@ -32,20 +31,7 @@ def made(data, rows=3, **more):
     y = dataset.train_y[: 5 * rows].view(rows, 5)
     sizes = [5, 4, 2][:rows]
     weight = torch.tensor([[1 / n] * n + [0.0] * (5 - n) for n in sizes], dtype=w.dtype)
-    local = Local(
-        network=built.network,
-        train=built.config.train,
-        seed=0,
-        t=0,
-        lr=0.1,
-        ids=list(range(rows)),
-        w_g=w_g,
-        w=w,
-        n=torch.tensor(sizes),
-        steps=torch.ones(rows),
-        state={},
-        sent={},
-    )
+    local = local_of(built.network, built.config.train, w, [1] * rows, w_g=w_g)
     step = Step(local, losses, x, y, weight, torch.arange(5).expand(rows, 5))
     return built, step, sizes
 
@@ -67,13 +53,7 @@ both = pytest.mark.parametrize(("data", "more"), CASES, ids=["mlp", "cnn"])
 def test_values_and_gradients_are_autograds(data, more, where):
     built, step, sizes = made(data, **more)
     layout = built.network.layout
-    cut = layout.size - layout.head_size
-    start, stop = {
-        "w": (0, 0),
-        "full": (0, layout.size),
-        "body": (0, cut),
-        "head": (cut, layout.size),
-    }[where]
+    start, stop = (0, 0) if where == "w" else layout.span(where)
     e = 0.3 * torch.randn(
         3, stop - start, generator=torch.Generator().manual_seed(2), dtype=torch.float64
     )
