@@ -1,13 +1,64 @@
-"""FedProj: its memory, when it projects, and what is sent."""
+"""FedProj: the projection against its quadratic programme, its memory, when it projects, and what is sent."""
 
+import numpy as np
 import pytest
 import torch
-from helpers import classification, config, play
+from helpers import classification, close, config, play
+from scipy.optimize import minimize
 from test_methods_distill_server import PUBLIC, build, mean_of_clients
 
-from fldiag.parts.projection import endless
+from fldiag.parts.projection import endless, project
 from fldiag.training import train
 from fldiag.training.setup import Setup
+
+rng = np.random.default_rng(0)
+G, H = (
+    torch.from_numpy(rng.normal(size=(40, 6)) * rng.uniform(0.01, 3, size=(40, 1)))
+    for _ in range(2)
+)
+
+
+def inner(a, b):
+    return (a * b).sum(-1)
+
+
+def test_T_PROJ_4_it_is_the_nearest_gradient_without_conflict():
+    for g, h, ours in zip(G[:12], H[:12], project(G, H)[:12], strict=True):
+        found = minimize(
+            lambda v, g=g: 0.5 * ((v - g.numpy()) ** 2).sum(),
+            np.zeros(6),
+            jac=lambda v, g=g: v - g.numpy(),
+            constraints={
+                "type": "ineq",
+                "fun": lambda v, h=h: v @ h.numpy(),
+                "jac": lambda v, h=h: h.numpy(),
+            },
+            method="SLSQP",
+            options={"ftol": 1e-14},
+        )
+        np.testing.assert_allclose(ours, found.x, atol=1e-6)
+        multiplier = float(
+            inner(ours - g, h) / inner(h, h)
+        )  # KKT: g' = g + lambda h, lambda >= 0, lambda <g', h> = 0
+        assert multiplier >= 0
+        close(ours, g + multiplier * h, terms=6)
+        close(
+            multiplier * inner(ours, h),
+            torch.zeros((), dtype=g.dtype),
+            terms=6,
+            size=multiplier * ours.norm() * h.norm(),
+        )
+
+
+def test_scale_small_norms_and_the_clamp():
+    torch.testing.assert_close(project(G, 1e3 * H), project(G, H), rtol=1e-12, atol=1e-14)
+    small = inner(H, H) <= 0.5
+    assert 0 < int(small.sum()) < 40
+    assert torch.equal(
+        project(G, H, min_norm_sq=0.5), torch.where(small[:, None], G, project(G, H))
+    )
+    coefficient = (inner(G, H) / inner(H, H)).clamp(-0.3, 0)
+    close(project(G, H, clamp=0.3), G - coefficient[:, None] * H, terms=6)
 
 
 def test_minibatches_of_the_memory_run_through_it_again_and_again():
