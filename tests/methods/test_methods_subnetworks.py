@@ -7,7 +7,7 @@ from test_methods_regularisation import normal, step_of
 from torch.nn import functional as F
 
 from fldiag import models
-from fldiag.parts.alignment import LipschitzAlignment
+from fldiag.parts.alignment import LipschitzAlignment, spectral_norm
 from fldiag.parts.augmentation import SubNetworks
 from fldiag.seeding import torch_rng
 
@@ -124,3 +124,17 @@ def test_the_alignment_is_its_definition(scale, width, kept):
     assert float(value) == pytest.approx(factor * lip.item(), rel=1e-9)
     torch.testing.assert_close(ours[0], theirs, rtol=1e-7, atol=1e-11)
     assert float(theirs.norm()) > 1e-2
+
+
+def test_T_FA_3_the_power_iteration_finds_the_largest_singular_value():
+    x = normal(20, 12, 30).abs()
+    exact = torch.linalg.matrix_norm(x, 2)
+    found = spectral_norm(x)
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
+    assert bool((found <= exact + 1e-12).all())
+    # a small gap tells ten products from nine or eleven: the start is (1, 1), not of unit length
+    a, b = 1.1, 1.0
+    matrix = torch.diag(torch.tensor([a, b], dtype=torch.float64))[None]
+    assert float(spectral_norm(matrix)) == pytest.approx(
+        ((a**40 + b**40) / (a**36 + b**36)) ** 0.25, rel=1e-12
+    )
