@@ -7,7 +7,7 @@ from test_methods_regularisation import normal, step_of
 from torch.nn import functional as F
 
 from fldiag import models
-from fldiag.parts.alignment import LipschitzAlignment, spectral_norm
+from fldiag.parts.alignment import Clip, LipschitzAlignment, spectral_norm
 from fldiag.parts.augmentation import SubNetworks
 from fldiag.seeding import torch_rng
 
@@ -138,3 +138,9 @@ def test_T_FA_3_the_power_iteration_finds_the_largest_singular_value():
     assert float(spectral_norm(matrix)) == pytest.approx(
         ((a**40 + b**40) / (a**36 + b**36)) ** 0.25, rel=1e-12
     )
+
+
+def test_fedalign_clips_long_gradients_alone():
+    g = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    expected = torch.tensor([[1.2, 1.6], [0.3, 0.4]])
+    torch.testing.assert_close(Clip(2.0).correct(None, g), expected)

@@ -17,7 +17,6 @@ OPTIMISERS = {
     "nesterov": {"momentum": 0.9, "nesterov": True},
     "kept momentum": {"momentum": 0.9, "keep_momentum": True},
     "clipped": {"clip": 0.5, "weight_decay": 0.3},
-    "clipped by nothing": {"clip": 50.0},
     "adam": {"optimizer": "adam", "weight_decay": 0.1, "lr": 0.03},
     "later epochs slower": {"local_decay": 0.1, "local_decay_after": 0.4},
     "last epoch slower": {"local_decay": 0.1, "local_decay_after": 0.8, "drop_last": True},
