@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,9 +59,9 @@ def plan(names: tuple[str, ...]) -> tuple[Steps, Steps]:
         for kind, size, q in found
     )
     kinds = [step.kind for step in steps]
-    place = next((kind for kind in ("normalise", "cutout") if kind in kinds), None)
-    cut = kinds.index(place) if place else len(kinds)
-    before, after = steps[:cut], steps[cut + (place == "normalise") :]
+    places = (kinds.index(kind) for kind in ("normalise", "cutout") if kind in kinds)
+    cut = next(places, len(kinds))
+    before, after = steps[:cut], steps[cut + ("normalise" in kinds) :]
     if len(found) < len(names) or any(step.kind in ("jitter", "normalise") for step in after):
         raise FldiagError(
             f"augmentation {list(names)}",
@@ -74,8 +74,41 @@ def plan(names: tuple[str, ...]) -> tuple[Steps, Steps]:
 
 def apply(x: Tensor, steps: Iterable[Augmentation], generator: Generator) -> Tensor:
     """The batch [n, C, H, W] of any dtype with the steps applied; ``x`` is not changed, and its shape only by ``resizedcrop``."""
-    for step in steps:
-        x = _STEPS[step.kind](x, step, generator)
+
+    random: dict[str, Any] = {"generator": generator, "device": generator.device}
+
+    def coins(probability: float) -> Tensor:
+        return (torch.rand(len(x), **random) < probability).to(x.device)
+
+    def places(sizes: Iterable[int], other: int, probability: float) -> Tensor:
+        """Rows and columns [2, n], uniform below ``sizes``; ``other`` where the image does not get the step."""
+        draws = [torch.randint(high, (len(x),), **random) for high in sizes]
+        drawn = torch.stack(draws).to(x.device)
+        return torch.where(coins(probability), drawn, other) if probability < 1 else drawn
+
+    for kind, size, probability in steps:
+        pixels = int(size)
+        if kind == "hflip":
+            x = torch.where(coins(probability)[:, None, None, None], x.flip(-1), x)
+        elif kind == "cutout":
+            # A centre this far out leaves the whole image inside its border.
+            x = cutout(x, places(x.shape[-2:], -2 * pixels, probability), pixels)
+        elif kind in ("crop", "reflectcrop"):
+            offsets = places([2 * pixels + 1] * 2, pixels, probability)
+            x = crop(x, offsets, pixels, reflect=kind != "crop")
+        else:
+            from torchvision import transforms
+
+            change = (
+                transforms.ColorJitter(*[size] * 3)
+                if kind == "jitter"
+                else transforms.RandomResizedCrop(pixels, antialias=True)
+            )
+            seed = torch.randint(2**62, (1,), **random)
+            # It draws from torch's global state, which is put back.
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(int(seed))
+                x = torch.stack([change(image) for image in x])
     return x
 
 
@@ -102,58 +135,3 @@ def cutout(x: Tensor, centres: Tensor, side: int) -> Tensor:
         position = torch.arange(length, device=x.device) - (centre[:, None] - side // 2)
         inside.append((position >= 0) & (position < side))
     return x.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0)
-
-
-def _coin(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
-    draws = torch.rand(len(x), generator=generator, device=generator.device)
-    return (draws < step.probability).to(x.device)
-
-
-def _places(
-    x: Tensor, sizes: Iterable[int], step: Augmentation, g: Generator, other: int
-) -> Tensor:
-    """Rows and columns [2, n], uniform below ``sizes``; ``other`` where the image does not get the step."""
-    draws = [torch.randint(high, (len(x),), generator=g, device=g.device) for high in sizes]
-    places = torch.stack(draws).to(x.device)
-    return torch.where(_coin(x, step, g), places, other) if step.probability < 1 else places
-
-
-def _crop(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
-    padding = int(step.size)
-    offsets = _places(x, [2 * padding + 1] * 2, step, generator, padding)
-    return crop(x, offsets, padding, reflect=step.kind == "reflectcrop")
-
-
-def _hflip(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
-    return torch.where(_coin(x, step, generator)[:, None, None, None], x.flip(-1), x)
-
-
-def _cutout(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
-    # A centre this far out leaves the whole image inside its border.
-    side = int(step.size)
-    return cutout(x, _places(x, x.shape[-2:], step, generator, -2 * side), side)
-
-
-def _of_torchvision(x: Tensor, step: Augmentation, generator: Generator) -> Tensor:
-    """Its own transform of every image, which draws from torch's global state: that is seeded by ``generator``, and put back."""
-    from torchvision import transforms
-
-    transform = (
-        transforms.ColorJitter(*[step.size] * 3)
-        if step.kind == "jitter"
-        else transforms.RandomResizedCrop(int(step.size), antialias=True)
-    )
-    seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(seed))
-        return torch.stack([transform(image) for image in x])
-
-
-_STEPS = {
-    "crop": _crop,
-    "reflectcrop": _crop,
-    "hflip": _hflip,
-    "cutout": _cutout,
-    "resizedcrop": _of_torchvision,
-    "jitter": _of_torchvision,
-}

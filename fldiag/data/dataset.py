@@ -1,18 +1,22 @@
-"""What a data set is: raw arrays kept small, and the one way to turn them into model inputs."""
+"""What a data set is: raw arrays kept small, the one way to turn them into model inputs, and named slices of it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from fldiag.data import arrays, augment
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, nearest
+from fldiag.seeding import numpy_rng
 
 TOKENS = (torch.int32, torch.int64)
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
@@ -41,7 +45,7 @@ class Dataset:
         repeat: Channels are repeated this often for the model, so that gray images fit a network for colour.
         words: The tokenizer of texts.
         texts: Training texts, then test texts, where these are known.
-        packed: Layout of inputs that a recorded run keeps as rows.
+        packed: Layout of inputs that a recorded run keeps as rows (``fldiag.data.arrays.pack``).
         remarks: What a user should know of how the examples were read.
 
     Raises:
@@ -59,32 +63,35 @@ class Dataset:
     augment: tuple[str, ...] = ()
     repeat: int = 1
     words: Any = None  # fldiag.data.text.Words
-    texts: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
-    packed: Any = None
-    remarks: tuple[str, ...] = field(default=(), repr=False)
+    texts: tuple[tuple[str, ...], ...] = ()
+    packed: str | None = None
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        object.__setattr__(self, "augment", tuple(self.augment))
+        for name, kind in (("mean", float), ("std", float), ("augment", str)):
+            object.__setattr__(self, name, tuple(map(kind, getattr(self, name))))
         for fault in self._faults():
             raise FldiagError(f"data set {self.name!r}: {fault}")
 
     @classmethod
-    def of(cls, name: str, values: Sequence[Any]) -> Dataset:
+    def of(cls, name: str, values: Sequence[Any], **options: Any) -> Dataset:
         """The data set of four arrays (train_x, train_y, test_x, test_y), read as ``fldiag.data.arrays`` says.
 
         >>> Dataset.of("ones", (torch.ones(4, 2), [0, 1, 0, 1], torch.ones(1, 2), [0])).classes
         2
         """
-        if len(values) != 4:
-            raise FldiagError(f"{name}: {len(values)} arrays, not {', '.join(ARRAYS)}", usage=True)
         train_x, train_y, test_x, test_y = (
             (arrays.targets if key.endswith("y") else arrays.inputs)(array, f"{name} {key}")
             for key, array in zip(ARRAYS, values, strict=True)
         )
         classes = arrays.count_classes(train_y, test_y)
-        return cls(name, train_x, train_y, test_x, test_y, classes)
+        return cls(name, train_x, train_y, test_x, test_y, classes, **options)
+
+    def save(self, file: IO[bytes]) -> None:
+        """Write the four arrays as npz, as they are, and the layout of packed inputs."""
+        values = [*(getattr(self, name).cpu().numpy() for name in ARRAYS), [self.packed or ""]]
+        content: dict[str, Any] = dict(zip((*arrays.KEYS, arrays.FORM), values, strict=True))
+        np.savez(file, **content)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,41 +134,47 @@ class Dataset:
         """What the stored numbers become before a model sees them, in words."""
         if self.words is not None:
             return f"texts as {self.words.length} tokens of a vocabulary of {self.words.size}"
-        fields = self.packed.fields if self.packed else [(self.train_x.dtype,)]
-        kinds = ", ".join({str(kind).removeprefix("torch."): 0 for *_, kind in fields})
-        start = "pixels / 255" if kinds == "uint8" else f"as they are ({kinds})"
+        kinds = [str(self.train_x.dtype).removeprefix("torch.")]
+        if self.packed:
+            kinds = list(dict.fromkeys(kind for *_, kind in json.loads(self.packed)))
+        start = "pixels / 255" if kinds == ["uint8"] else f"as they are ({', '.join(kinds)})"
         if not self.mean:
             return start
         mean, std = (", ".join(f"{v:.4g}" for v in part[:4]) for part in (self.mean, self.std))
         more = ", ..." * (len(self.mean) > 4)
         return f"{start}, then minus mean {mean}{more} and over deviation {std}{more}"
 
-    def normalise(self, raw: Tensor) -> Tensor:
-        """A stored batch [n, ...] as model inputs [n, *shape], float32 or int64 tokens: the transform of evaluation."""
-        if raw.dtype in TOKENS:
-            return raw.long()
-        if self.side:
-            from torchvision.transforms.functional import center_crop
-
-            raw = center_crop(raw, [self.side])
-        return self._repeat(self._standardise(raw))
-
     def batch(self, index: Tensor, generator: Generator | None = None) -> Tensor:
-        """Model inputs of training examples, augmented when a generator is given and the data set names augmentations.
+        """Model inputs of training examples ``index``, int64 [n]; see ``normalise``."""
+        return self.normalise(rows(self.train_x, index), generator)
+
+    def normalise(self, raw: Tensor, generator: Generator | None = None) -> Tensor:
+        """A stored batch as model inputs.
 
         Args:
-            index: Which, int64 [n].
-            generator: The same state gives the same batch.
+            raw: [n, ...].
+            generator: Draws the augmentations that the data set names; the same state gives the same batch. Without one the batch
+                is as for evaluation.
 
         Returns:
             float32 [n, *shape], or int64 tokens.
         """
-        raw = rows(self.train_x, index)
-        if generator is None or not self.augment:
-            return self.normalise(raw)
+        if raw.dtype in TOKENS:
+            return raw.long()
         before, after = augment.plan(self.augment)
-        x = self._standardise(augment.apply(raw, before, generator))
-        return self._repeat(augment.apply(x, after, generator))
+        if generator is not None:
+            raw = augment.apply(raw, before, generator)
+        elif self.side:
+            from torchvision.transforms.functional import center_crop
+
+            raw = center_crop(raw, [self.side])
+        x = raw.to(torch.float32).div_(255) if raw.dtype == torch.uint8 else raw
+        if self.mean:
+            mean, std = (_column(v, x.device, x.ndim) for v in (self.mean, self.std))
+            x = x.sub(mean).div_(std)
+        if generator is not None:
+            x = augment.apply(x, after, generator)
+        return x if self.repeat == 1 else x.repeat(1, self.repeat, *(1,) * (x.ndim - 2))
 
     def fingerprint(self) -> str:
         """16 hex digits that name the data: SHA-256 over the four arrays and the normalisation.
@@ -172,47 +185,39 @@ class Dataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        extras = (self.side, self.words and self.words.spec, self.packed and self.packed.text)
-        description = (self.classes, self.mean, self.std, self.repeat, *filter(None, extras))
+        extras = filter(None, (self.side, self.words and self.words.spec, self.packed))
+        description = (self.classes, self.mean, self.std, self.repeat, *extras)
         digest = hashlib.sha256(repr(description).encode())
         for x in (getattr(self, name) for name in ARRAYS):
             digest.update(f"{tuple(x.shape)} {x.dtype}".encode())
             digest.update(x.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
-    def _standardise(self, raw: Tensor) -> Tensor:
-        # Divisions rather than one multiply-add, so that the bits equal torchvision's ToTensor and Normalize.
-        x = raw.to(torch.float32).div_(255) if raw.dtype == torch.uint8 else raw
-        if not self.mean:
-            return x
-        mean, std = (_column(v, x.device, x.ndim) for v in (self.mean, self.std))
-        return x.sub(mean).div_(std)
-
-    def _repeat(self, x: Tensor) -> Tensor:
-        return x if self.repeat == 1 else x.repeat(1, self.repeat, *(1,) * (x.ndim - 2))
-
     def _faults(self) -> Iterator[str]:
         """What does not fit, the plainest first; a later check relies on the earlier ones."""
-        splits = (("training", self.train_x, self.train_y), ("test", self.test_x, self.test_y))
+        splits = (
+            ("training", self.train_x, self.train_y),
+            ("test", self.test_x, self.test_y),
+        )
         for split, x, y in splits:
-            is_pixels = x.dtype == torch.uint8 and x.ndim == 4
-            is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
-            are_labels = y.dtype == torch.int64 and y.ndim == 1
-            are_numbers = y.is_floating_point() and y.shape[1:] == (self.classes,)
             if len(x) != len(y) or not len(self.train_y):
                 yield f"{len(x)} {split} inputs and {len(y)} targets; each example needs both"
-            if 0 in x.shape[1:] or not (is_pixels or is_numbers):
-                yield f"{split} inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
-            if not (are_labels or (are_numbers and bool(y.isfinite().all()))):
-                yield f"{split} targets are {_spell(y)}, not int64 labels [n] and not finite numbers [n, {self.classes}]"
-            if not bool(x.isfinite().all()):
-                yield f"{split} inputs hold a value that is not finite"
-            if are_labels and len(y) and not 0 <= y.min() <= y.max() < self.classes:
+        _, x, y = splits[0]
+        is_pixels = x.dtype == torch.uint8 and x.ndim == 4
+        is_numbers = x.dtype in (torch.float32, *TOKENS) and x.ndim > 1
+        if 0 in x.shape[1:] or not (is_pixels or is_numbers):
+            yield f"inputs are {_spell(x)}; use uint8 [n, C, H, W], float32 [n, ...] or tokens int64 [n, T]"
+        is_label = y.dtype == torch.int64 and y.ndim == 1
+        if not is_label and not (self.regression and y.shape[1:] == (self.classes,)):
+            yield f"targets are {_spell(y)}, not int64 labels [n] and not floats [n, {self.classes}]"
+        if len({(x.dtype, x.shape[1:], y.dtype, y.shape[1:]) for _, x, y in splits}) > 1:
+            yield "training and test examples have different forms"
+        for split, x, y in splits:
+            if not (x.isfinite().all() and y.isfinite().all()):
+                yield f"{split} examples hold a value that is not finite"
+            if is_label and len(y) and not 0 <= y.min() <= y.max() < self.classes:
                 yield f"{split} labels go from {y.min()} to {y.max()}, not 0 to {self.classes - 1}"
-        if len({(x.dtype, x.shape[1:], y.dtype) for _, x, y in splits}) > 1:
-            yield "training and test examples differ in shape or kind"
-        x = self.train_x
-        channels = (len(self.mean), len(self.std))
+        x, channels = self.train_x, (len(self.mean), len(self.std))
         if channels not in ((0, 0), (x.shape[1],) * 2) or min(self.std, default=1) <= 0:
             yield f"{channels} means and deviations (above 0) for {x.shape[1]} channels"
         if x.ndim != 4 and (self.augment or self.repeat != 1):
@@ -226,3 +231,122 @@ def _column(values: tuple[float, ...], device: torch.device, ndim: int) -> Tenso
 
 def _spell(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+
+
+SLICE = re.compile(r"(train|test)|client:(\d+)(?:/(train|test|own))?")
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Examples in a fixed order: raw inputs ``x_raw`` [n, ...] as stored, targets ``y`` [n] or [n, out]."""
+
+    name: str
+    n: int
+    x_raw: Tensor
+    y: Tensor
+    dataset: Dataset
+
+    @property
+    def inputs(self) -> str:
+        """What becomes of the stored inputs before a model sees them, in words."""
+        return self.dataset.scaling
+
+    def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Model inputs (evaluation transform, never augmented) and targets of examples start..stop-1."""
+        part = slice(start, stop)
+        return self.dataset.normalise(rows(self.x_raw, part)), self.y[part]
+
+
+def take(
+    dataset: Dataset,
+    spec: str,
+    partition: Sequence[np.ndarray] | None = None,
+    samples: int | None = None,
+    tests: Sequence[np.ndarray] | None = None,
+) -> Slice:
+    """A slice of a data set, in data set order.
+
+    Args:
+        dataset: The data.
+        spec: ``train``, ``test``, ``client:7`` or ``client:7/train`` (the training examples of client 7), ``client:7/test``
+            (its own test examples in ``tests``, else ``personal_test``), ``client:7/own`` (all test examples of the classes
+            that the client has).
+        partition: Training indices of every client.
+        samples: Keep so many, or all when there are fewer, as ``spread`` chooses them.
+        tests: Test indices of every client, where it has such of its own.
+
+    Raises:
+        FldiagError: An unknown slice, a client outside the partition, no partition, or an empty slice.
+
+    >>> from fldiag.data import load
+    >>> take(load("digits"), "test", samples=20).n
+    20
+    """
+    match = SLICE.fullmatch(spec)
+    if match is None:
+        examples = ("train", "test", "client:7", "client:7/test", "client:7/own")
+        raise FldiagError(f"unknown slice {spec!r}", nearest(spec, examples), usage=True)
+    split, client, kind = match.groups(default="train")
+    index: Any = slice(None)  # the whole split is not copied
+    if ":" in spec:
+        k, clients = int(client), len(partition or ())
+        spec, split = f"client:{k}/{kind}", "train" if kind == "train" else "test"
+        if partition is None or k >= clients:
+            raise FldiagError(
+                f"slice {spec} needs a partition with this client, and it has {clients} clients",
+                "diagnose a run, which has one, and one of its clients; or use train or test",
+                usage=True,
+            )
+        index = np.asarray(partition[k], dtype=np.int64)
+        if kind == "test" and tests is not None:
+            index = np.asarray(tests[k], dtype=np.int64)
+        elif kind != "train":
+            if dataset.regression:
+                what = f"slice {spec}: the targets of {dataset.name!r} are no classes"
+                raise FldiagError(what, usage=True)
+            index = TESTS[kind](dataset.train_y.cpu()[index], dataset.test_y.cpu(), k)
+        index = torch.from_numpy(index)
+    x, y = getattr(dataset, f"{split}_x"), getattr(dataset, f"{split}_y")
+    if samples is not None and samples < len(y[index]):
+        chosen = arrays.spread(y[index], samples)
+        index = index[chosen] if ":" in spec else chosen
+    if not len(y[index]):
+        raise FldiagError(
+            f"slice {spec} of data set {dataset.name!r} is empty: it has no {split} examples",
+            "choose the slice train, or another client; or give test examples",
+            usage=True,
+        )
+    return Slice(spec, len(y[index]), rows(x, index), y[index], dataset)
+
+
+def personal_test(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
+    """Test examples with a client's own class mixture, about 1,000.
+
+    Of class c, min(available, floor(1000 q_c)) without replacement, q the shares of the classes in the client's labels. The draw
+    is fixed by the client's number.
+
+    Args:
+        train_labels: The client's, [n_k].
+        test_labels: Of the test split, [n].
+        client: Its number.
+
+    Returns:
+        Sorted indices into the test split.
+    """
+    labels, pool = np.asarray(train_labels), np.asarray(test_labels)
+    rng = numpy_rng(0, "personal test set", client)
+    indices = [np.empty(0, dtype=np.int64)]
+    for c, n in zip(*np.unique(labels, return_counts=True), strict=True):
+        members = np.flatnonzero(pool == c)
+        count = min(len(members), 1000 * int(n) // len(labels))  # whole: 1000 * 0.57 is 569.99...
+        indices.append(rng.choice(members, size=count, replace=False))
+    return np.sort(np.concatenate(indices))
+
+
+def own_classes(train_labels: Any, test_labels: Any, client: int = 0) -> np.ndarray:
+    """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted indices into
+    the test split; nothing is drawn, so ``client`` does not matter."""
+    return np.flatnonzero(np.isin(np.asarray(test_labels), np.asarray(train_labels)))
+
+
+TESTS = {"test": personal_test, "own": own_classes}

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as TorchDataset
 
 from fldiag.data import Dataset
-from fldiag.data.arrays import count_classes, targets
-from fldiag.data.packed import Packed
+from fldiag.data.arrays import count_classes, pack, targets
 from fldiag.data.partition import read_partition
 from fldiag.errors import FldiagError
 from fldiag.problem.data import IndexedSlice, as_slice, cut, is_split, join
@@ -24,9 +23,6 @@ from fldiag.problem.loss import is_probabilities
 Parts = dict[int, np.ndarray]
 #: What tables call such data.
 NAME = "given"
-#: The highest number of a client.
-MOST = 10**6
-ONE_HOT = "the targets are taken as classes, each example's that of its largest"
 
 
 def dataset_of(examples: Any, test: Any = None) -> Dataset:
@@ -48,14 +44,15 @@ def dataset_of(examples: Any, test: Any = None) -> Dataset:
         examples, test = tuple(examples[:2]), tuple(examples[2:])
     x, y, is_one_hot = _pair(examples)
     test_x, test_y = (cut(x, slice(0)), y[:0]) if test is None else _pair(test)[:2]
-    if (y.dtype, y.shape[1:]) != (test_y.dtype, test_y.shape[1:]):
-        raise FldiagError("the targets of data and test have different forms", usage=True)
     kinds = {2: (torch.float32, torch.int64), 4: (torch.float32, torch.uint8)}
     packed = None
-    if not isinstance(x, Tensor) or x.dtype not in kinds.get(x.ndim, ()):
-        packed = Packed.of(x)
-        x, test_x = packed.rows(x), packed.rows(test_x)
-    classes, remarks = count_classes(y, test_y), (ONE_HOT,) if is_one_hot else ()
+    if any(not isinstance(t, Tensor) or t.dtype not in kinds.get(t.ndim, ()) for t in (x, test_x)):
+        (x, packed), (test_x, layout) = pack(x), pack(test_x)
+        if layout != packed:
+            raise FldiagError("the inputs of data and test have different forms", usage=True)
+    remark = "the targets are taken as classes, each example's that of its largest"
+    remarks = (remark,) if is_one_hot else ()
+    classes = count_classes(y, test_y)
     return Dataset(NAME, x, y, test_x, test_y, classes, packed=packed, remarks=remarks)
 
 
@@ -116,28 +113,25 @@ def partition_of(clients: Any, data: Any, total: int | None) -> Parts:
         data = data.dataset
     if isinstance(clients, (str, Path)):
         clients = read_partition(clients)
-    parts = {k: np.sort(_indices(part, k, data, total)) for k, part in _items(clients).items()}
-    for k, index in parts.items():
-        if len(index) and not 0 <= index[0] <= index[-1] < (total or MOST**2):
-            raise FldiagError(f"client {k} has example {index[-1]} of {total}", usage=True)
+    parts = {}
+    for k, part in _items(clients).items():
+        part = part.dataset if isinstance(part, DataLoader) else part
+        index: Any = None
+        while isinstance(part, Subset) and part is not data:
+            positions = np.asarray(part.indices)
+            index, part = positions if index is None else positions[index], part.dataset
+        is_other = index is not None and total is not None and len(part) != total
+        index = np.asarray(part if index is None else index)
+        if is_other or index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
+            raise FldiagError(
+                f"client {k} has a {type(part).__name__} that does not say which of the examples it has",
+                "give the indices of its examples in data, or a Subset of data; or leave data out and give its examples",
+                usage=True,
+            )
+        parts[k] = np.sort(index.astype(np.int64))
+        if len(index) and not 0 <= parts[k][0] <= parts[k][-1] < (total or np.inf):
+            raise FldiagError(f"client {k} has example {parts[k][-1]} of {total}", usage=True)
     return parts
-
-
-def _indices(part: Any, client: int, data: Any, total: int | None) -> np.ndarray:
-    part = part.dataset if isinstance(part, DataLoader) else part
-    index: Any = None
-    while isinstance(part, Subset) and part is not data:
-        own = np.asarray(part.indices)
-        index, part = own if index is None else own[index], part.dataset
-    is_other = index is not None and total is not None and len(part) != total
-    array = np.asarray(part if index is None else index)
-    if is_other or array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        raise FldiagError(
-            f"client {client} has a {type(part).__name__} that does not say which of the examples it has",
-            "give the indices of its examples in data, or a Subset of data; or leave data out and give its examples",
-            usage=True,
-        )
-    return array.astype(np.int64)
 
 
 def _items(clients: Any) -> dict[int, Any]:
@@ -150,6 +144,6 @@ def _items(clients: Any) -> dict[int, Any]:
 
 def number_of(client: Any) -> int:
     """A client's number. Raises FldiagError for anything else."""
-    if not str(client).isdecimal() or int(client) >= MOST:
+    if not str(client).isdecimal() or int(client) >= 10**6:
         raise FldiagError(f"client {client!r} is not a number from 0", usage=True)
     return int(client)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,7 +177,7 @@ def find(section: DataSection, download: bool) -> Dataset:
         raise unknown(f"variant of data set {name!r}", variant, spec.variants)
     file = folder(section) / f"{name}.npz"
     if file.is_file():
-        arrays: Sequence[Any] = read_npz(file, join_validation=not spec.torchvision)
+        arrays: Sequence[Any] = read_npz(file, join_validation=not spec.torchvision)[0]
     elif spec.torchvision:
         arrays = _of_torchvision(spec.torchvision, file, download)
     elif spec.splits:
@@ -201,8 +200,9 @@ def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
     from torchvision import datasets
 
     arrays: list[Any] = []
+    is_svhn = name == "SVHN"
     for split in ("train", "test"):
-        options = {"split": split} if name == "SVHN" else {"train": split == "train"}
+        options = {"split": split} if is_svhn else {"train": split == "train"}
         try:
             source = getattr(datasets, name)(file.parent, download=download, **options)
         except Exception as error:  # whatever stops it, the user needs the places and the reason
@@ -210,61 +210,53 @@ def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
                 f"neither {file} nor torchvision's {name} under {file.parent} ({first_line(error)})",
                 "pass --download, or set FLDIAG_DATA to the folder that has it",
             ) from None
-        images = np.asarray(source.data)
-        arrays.append(np.moveaxis(images, -1, 1) if images.shape[-1] == 3 else images)
-        arrays.append(source.labels if name == "SVHN" else source.targets)
+        x, y = np.asarray(source.data), source.labels if is_svhn else source.targets
+        arrays += [np.moveaxis(x, -1, 1) if x.shape[-1] == 3 else x, y]
     return arrays
 
 
 def _of_folders(spec: ImageSet, home: Path, variant: str) -> Sequence[Tensor]:
-    splits, names = zip(
-        *(_packed(home / name, spec.shape[-1]) for name in spec.splits), strict=True
+    xs, ys, classes = zip(
+        *(_decode(home / name, spec.shape[-1]) for name in spec.splits), strict=True
     )
-    if any(classes != names[0] or len(classes) != spec.classes for classes in names):
+    if any(names != classes[0] or len(names) != spec.classes for names in classes):
         raise FldiagError(f"{home} has not the same {spec.classes} class folders in every split")
     if variant == "fedproj":
-        x, y = map(torch.cat, zip(*splits, strict=True))
+        x, y = torch.cat(xs), torch.cat(ys)
         order = torch.from_numpy(numpy_rng(0, "cinic10 split").permutation(len(y)))
-        sizes = [len(y) * share // 27 for share in (10, 3, 14)]
-        train, test, _ = (at.sort().values for at in order[: sum(sizes)].split(sizes))
+        sizes = [len(y) * share // 27 for share in (10, 3)]
+        train, test = (part.sort().values for part in order[: sum(sizes)].split(sizes))
         return x[train], y[train], x[test], y[test]
-    enlarged = splits[:-1] if variant == "enlarged" else splits[:1]
-    return (*map(torch.cat, zip(*enlarged, strict=True)), *splits[-1])
+    if variant == "enlarged":
+        return torch.cat(xs[:-1]), torch.cat(ys[:-1]), xs[-1], ys[-1]
+    return xs[0], ys[0], xs[-1], ys[-1]
 
 
-def _packed(home: Path, side: int) -> tuple[tuple[Tensor, Tensor], list[str]]:
+def _decode(home: Path, side: int) -> tuple[Tensor, Tensor, list[str]]:
     """Pictures uint8 [n, 3, side, side] and classes [n] of a folder with one folder a class, and the names of these.
 
     A picture's shorter side is resized to ``side`` and the centre kept. Decoding takes seconds to an hour, so it is done once,
     into ``.fldiag/`` beside the folder, and the file is mapped into memory: a set may be larger than the memory. A digest of
     the names, sizes and times of all pictures is part of its name, so a changed folder gets a new file.
     """
-    from torchvision.datasets import ImageFolder
-    from torchvision.transforms import functional
+    from torchvision import datasets, transforms
 
+    steps = (transforms.Resize(side), transforms.CenterCrop(side), transforms.PILToTensor())
     try:
-        pictures = ImageFolder(str(home))
+        pictures = datasets.ImageFolder(str(home), transforms.Compose(steps))
         stats = [(file, os.stat(file)) for file, _ in pictures.samples]
         mark = repr([(file, stat.st_size, stat.st_mtime_ns) for file, stat in stats]).encode()
         digest = hashlib.sha256(mark).hexdigest()[:16]
         path = home.parent / ".fldiag" / f"{home.name}-{side}-{digest}.npy"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            shape = len(stats), 3, side, side
             part = path.with_suffix(f".{os.getpid()}.part")
-            array = np.lib.format.open_memmap(part, "w+", np.uint8, shape)
-
-            def decode(i: int) -> None:
-                picture = functional.center_crop(functional.resize(pictures[i][0], side), side)
-                array[i] = np.moveaxis(np.asarray(picture), -1, 0)
-
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(decode, range(len(stats))))
+            array = np.lib.format.open_memmap(part, "w+", np.uint8, (len(stats), 3, side, side))
+            for i, (picture, _) in enumerate(pictures):
+                array[i] = picture
             array.flush()
             os.replace(part, path)
     except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises, and a full disk
         raise FldiagError(f"cannot read the pictures {home}/<class>/* ({error})") from None
-    return (
-        torch.from_numpy(np.load(path, mmap_mode="c")),
-        torch.tensor(pictures.targets),
-    ), pictures.classes
+    x = torch.from_numpy(np.load(path, mmap_mode="c"))
+    return x, torch.tensor(pictures.targets), pictures.classes

@@ -7,16 +7,20 @@ checked by the config (``fldiag.sections.PartitionSection``).
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from operator import index
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.random import Generator
+from torch import Tensor
 
+from fldiag.data.arrays import draw
+from fldiag.data.dataset import Dataset
 from fldiag.errors import FldiagError, first_line, unknown
+from fldiag.sections import PartitionSection
 from fldiag.seeding import numpy_rng
 
 Parts = list[np.ndarray]
@@ -28,15 +32,44 @@ FEDSOL_MAX_TRIES = 2_000
 LDA_MAX_TRIES, LDA_MAX_NUMBERS = 200_000, 200_000_000
 
 
+def deal(
+    dataset: Dataset, spec: PartitionSection, clients: int, public: str | None = None
+) -> Parts:
+    """The clients' training examples: indices of each into the training split, without those held out as ``public``.
+
+    Raises FldiagError as ``make`` and ``from_file`` do.
+    """
+    is_private = np.ones(len(dataset.train_y), dtype=bool)
+    is_private[hold_out(public, dataset, spec.seed).numpy()] = False
+    if spec.kind == "file":
+        return from_file(str(spec.path), clients, is_private)
+    private = np.flatnonzero(is_private)
+    parts = make(spec.kind, dataset.train_y[private], clients, spec.seed, **spec.options)
+    return [private[part] for part in parts]
+
+
+def hold_out(public: str | None, dataset: Dataset, seed: int) -> Tensor:
+    """Training examples that become public, sorted indices; none where ``public`` is not ``holdout:N``."""
+    kind, _, count = (public or "").partition(":")
+    if kind != "holdout":
+        return torch.empty(0, dtype=torch.int64)
+    n = len(dataset.train_y)
+    if not count.isdecimal() or not 1 <= int(count) < n:
+        raise FldiagError(
+            f"public data {public!r}", f"write holdout:N with N from 1 to {n - 1}", usage=True
+        )
+    return draw(dataset.train_y, int(count), seed, "public holdout")
+
+
 def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Parts:
     """The training examples of every client.
 
     - ``iid``: a random permutation cut into equal pieces.
     - ``sharding``, ``shards``: every client gets so many shards of one class each (McMahan et al., 2017); the last clients
       fewer, where the shards do not divide over the classes.
-    - ``lda``, ``alpha``, ``min_size=10``: every class is split over the clients by a symmetric Dirichlet draw
+    - ``lda``, ``alpha``, ``min_size``: every class is split over the clients by a symmetric Dirichlet draw
       (Hsu et al., 2019), clients that already hold their share left out.
-    - ``lda_fedsol``, ``alpha``, ``min_size=10``: the same rule, draw by draw as in FedSOL's released code: with seed 19940817
+    - ``lda_fedsol``, ``alpha``, ``min_size``: the same rule, draw by draw as in FedSOL's released code: with seed 19940817
       and its data set, the paper's own clients.
     - ``dirichlet``, ``alpha``: every client has its own Dirichlet class prior and all have equal sizes.
     - ``pathological``, ``classes``: the same, the prior being uniform over so many random classes.
@@ -46,7 +79,7 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
         labels: Integer class labels [n] (array or tensor).
         clients: How many.
         seed: Of the partition.
-        options: Those of the kind; one that is None counts as not given.
+        options: Those of the kind.
 
     Returns:
         ``clients`` sorted int64 index arrays, none of them empty.
@@ -59,28 +92,24 @@ def make(kind: str, labels: Any, clients: int, seed: int, **options: Any) -> Par
     """
     if kind not in _KINDS:
         raise unknown("partition kind", kind, _KINDS)
-    labels = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+    labels = np.asarray(labels)
     if kind != "iid" and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
         raise FldiagError(
             f"partition {kind!r} needs class labels, and these are {labels.dtype}",
             "use partition.kind = iid",
             usage=True,
         )
-    least = max(1, options.get("min_size") or 1)
-    if clients * least > len(labels):
-        raise _too_many(
-            f"{clients} clients cannot share {len(labels)} examples, at least {least} each (min_size)"
-        )
+    least = options.get("min_size", 1)
     rng = seed if kind == "lda_fedsol" else numpy_rng(seed, f"partition {kind}")
-    options = {key: value for key, value in options.items() if value is not None}
-    parts = _KINDS[kind](labels, clients, rng, **options)
-    if empty := sum(len(part) == 0 for part in parts):
-        raise _too_many(f"partition {kind!r} leaves {empty} of {clients} clients without examples")
+    is_enough = clients * least <= len(labels)
+    parts = _KINDS[kind](labels, clients, rng, **options) if is_enough else []
+    if not parts or not all(map(len, parts)):
+        raise FldiagError(
+            f"{clients} clients cannot share {len(labels)} examples, at least {least} each, by partition {kind!r} {options}",
+            "use fewer clients, or milder options of the partition",
+            usage=True,
+        )
     return [np.sort(part).astype(np.int64, copy=False) for part in parts]
-
-
-def _too_many(fault: str) -> FldiagError:
-    return FldiagError(fault, "use fewer clients, or milder options of the partition", usage=True)
 
 
 def _by_class(labels: np.ndarray) -> Parts:
@@ -110,65 +139,49 @@ def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) 
         shard = np.append(np.repeat(np.arange(each), size), np.arange(len(members) % each))
         pools.append([members[shard == j] for j in rng.permutation(each)])
     dealt = rng.permutation(np.repeat(np.arange(len(by_class)), each))
-    missing = shards * clients - len(dealt)
-    # The last clients go without, one shard each and once more from the end.
-    fewer = missing // clients + (np.arange(clients) >= clients - missing % clients)
-    groups = np.split(dealt, np.cumsum(shards - fewer)[:-1])
+    # Where they do not divide, the last clients go without.
+    groups = np.array_split(dealt, clients)
     return [np.concatenate([*(pools[c].pop() for c in group), dealt[:0]]) for group in groups]
 
 
-def _lda(
-    labels: np.ndarray, clients: int, rng: Generator, *, alpha: float, min_size: int = 10
-) -> Parts:
-    by_class = _by_class(labels)
-    cuts = _lda_cuts([len(members) for members in by_class], clients, rng, alpha, min_size)
-    counts = np.diff(cuts, axis=1, prepend=0)
-    owner = np.concatenate([np.repeat(np.arange(clients), row) for row in counts])
-    examples = np.concatenate([rng.permutation(members) for members in by_class])
-    return np.split(examples[np.argsort(owner, kind="stable")], np.cumsum(counts.sum(0))[:-1])
+def _lda(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float, min_size: int) -> Parts:
+    """The first draw of the classes' cuts that gives all clients ``min_size``.
 
-
-def _too_small(clients: int, alpha: float, min_size: int, tries: int) -> FldiagError:
-    what = f"none of {tries} draws gave all {clients} clients {min_size} examples"
-    return _too_many(f"Dirichlet shares with alpha {alpha:g}: {what}")
-
-
-def _lda_cuts(
-    sizes: list[int], clients: int, rng: Generator, alpha: float, min_size: int
-) -> np.ndarray:
-    """Where every shuffled class is cut, [classes, clients]: the first draw to give all clients ``min_size``.
-
-    Only the sizes decide whether a draw is accepted, so draws are made in blocks and nothing is shuffled until
-    one is accepted. A Dirichlet draw with some entries removed is normalised gamma draws.
+    Only the sizes decide whether a draw is accepted, so draws are made in blocks and nothing is shuffled until one is accepted. A
+    Dirichlet draw with some entries removed is normalised gamma draws.
     """
-    numbers = len(sizes) * clients
+    by_class = _by_class(labels)
+    numbers = len(by_class) * clients
     limit = max(1000, min(LDA_MAX_TRIES, LDA_MAX_NUMBERS // numbers))
-    largest, share = max(1, 500_000 // numbers), sum(sizes) / clients
     tries, block = 0, 4
     while tries < limit:
-        block = min(2 * block, largest, limit - tries)
-        weight = rng.standard_gamma(alpha, size=(block, len(sizes), clients))
-        counts = np.zeros((block, clients))
-        cuts = np.empty((block, len(sizes), clients), dtype=np.int64)
-        valid = np.ones(block, dtype=bool)
-        for c, n in enumerate(sizes):
-            weight[:, c][counts >= share] = 0
+        block = min(2 * block, max(1, 500_000 // numbers), limit - tries)
+        weight = rng.standard_gamma(alpha, size=(block, len(by_class), clients))
+        counts = np.empty(weight.shape, dtype=np.int64)
+        sizes = np.zeros((block, clients), dtype=np.int64)
+        is_valid = np.ones(block, dtype=bool)
+        for c, members in enumerate(by_class):
+            weight[:, c][sizes >= len(labels) / clients] = 0
             upto = np.cumsum(weight[:, c], axis=1)
             total = upto[:, -1:]
             # With a tiny alpha all remaining weights can underflow: such a draw splits nothing and is void.
-            valid &= total[:, 0] > 0
-            cuts[:, c] = np.floor(upto / np.where(total > 0, total, 1) * n)
-            cuts[:, c, -1] = n
-            counts += np.diff(cuts[:, c], axis=1, prepend=0)
-        accepted = valid & (counts.min(axis=1) >= min_size)
+            is_valid &= total[:, 0] > 0
+            ends = np.floor(upto / np.where(total > 0, total, 1) * len(members))
+            ends[:, -1] = len(members)
+            counts[:, c] = np.diff(ends, axis=1, prepend=0)
+            sizes += counts[:, c]
+        accepted = np.flatnonzero(is_valid & (sizes.min(axis=1) >= min_size))
         tries += block
-        if accepted.any():
-            return cuts[np.argmax(accepted)]
-    raise _too_small(clients, alpha, min_size, tries)
+        if len(accepted):
+            first = accepted[0]
+            owner = np.concatenate([np.repeat(np.arange(clients), row) for row in counts[first]])
+            examples = np.concatenate([rng.permutation(members) for members in by_class])
+            return np.split(examples[np.argsort(owner, kind="stable")], sizes[first].cumsum()[:-1])
+    return []
 
 
 def _lda_fedsol(
-    labels: np.ndarray, clients: int, seed: int, *, alpha: float, min_size: int = 10
+    labels: np.ndarray, clients: int, seed: int, *, alpha: float, min_size: int
 ) -> Parts:
     """Draw by draw as FedSOL's released code: with its seed, the clients of the paper itself.
 
@@ -195,7 +208,7 @@ def _lda_fedsol(
                 rng.shuffle(part)
             if counts.min() >= min_size:
                 return parts
-    raise _too_small(clients, alpha, min_size, FEDSOL_MAX_TRIES)
+    return []
 
 
 def _dirichlet(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float) -> Parts:
@@ -204,9 +217,8 @@ def _dirichlet(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float
     size = len(labels) // clients
     upto = np.cumsum(prior, axis=1)
     upto /= upto[:, -1:]
-    u = rng.random((clients, size))
-    classes = sum((u >= column[:, None]).astype(np.int64) for column in upto.T)
-    return _fill(by_class, classes, rng)
+    u = rng.random((clients, size, 1))
+    return _fill(by_class, (u >= upto[:, None]).sum(axis=2), rng)
 
 
 def _pathological(labels: np.ndarray, clients: int, rng: Generator, *, classes: int) -> Parts:
@@ -252,8 +264,7 @@ def _fill(by_class: Parts, classes: np.ndarray, rng: Generator) -> Parts:
     classes_by_turn[turn] = classes.ravel()
     for c, members in enumerate(by_class):
         turns_of_class = np.flatnonzero(classes_by_turn == c)
-        cycled = np.arange(len(turns_of_class)) % len(members)
-        examples[turns_of_class] = rng.permutation(members)[cycled]
+        examples[turns_of_class] = np.resize(rng.permutation(members), len(turns_of_class))
     return [*examples[turn].reshape(clients, size)]
 
 
@@ -267,7 +278,7 @@ _KINDS: dict[str, Callable[..., Parts]] = {
 }
 
 
-def read_partition(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read_partition(path: str | Path) -> dict[str, np.ndarray]:
     """Client name -> indices of its training examples.
 
     Args:
@@ -296,19 +307,19 @@ def read_partition(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         ) from None
 
 
-def from_file(path: str, clients: int, examples: int) -> Parts:
+def from_file(path: str, clients: int, is_private: np.ndarray) -> Parts:
     """Anybody's partition: the training examples of clients 0, 1, 2, ... Examples may belong to several clients, and to none.
 
     Args:
         path: See ``read_partition``.
         clients: How many the federation has.
-        examples: How many the training split has.
+        is_private: Whether clients may have an example of the training split, [n].
 
     Returns:
         Sorted indices of each client.
 
     Raises:
-        FldiagError: Clients that are not 0 to ``clients`` - 1, a client without examples, and examples that the data do not have.
+        FldiagError: Clients that are not 0 to ``clients`` - 1, a client without examples, and examples that it may not have.
     """
     index_of_client = read_partition(path)
     if index_of_client.keys() != {str(k) for k in range(clients)}:
@@ -319,23 +330,24 @@ def from_file(path: str, clients: int, examples: int) -> Parts:
         )
     parts = [np.sort(index_of_client[str(k)]) for k in range(clients)]
     for k, part in enumerate(parts):
-        if not len(part) or part[0] < 0 or part[-1] >= examples:
+        is_inside = len(part) and 0 <= part[0] <= part[-1] < len(is_private)
+        if not is_inside or not is_private[part].all():
             raise FldiagError(
-                f"partition {path}: client {k} has {len(part)} examples {part[:1]} to {part[-1:]}, and the data "
-                f"have {examples} training examples",
-                "give each client some examples, and the data that belong to the partition",
+                f"partition {path}: client {k} has {len(part)} examples {part[:1]} to {part[-1:]}, and of {len(is_private)} "
+                f"training examples {is_private.sum()} are the clients'",
+                "give each client some of these, and the data that belong to the partition",
                 usage=True,
             )
     return parts
 
 
-def save(path: str | os.PathLike[str] | IO[bytes], parts: Sequence[np.ndarray]) -> None:
+def save(path: str | Path | IO[bytes], parts: Sequence[np.ndarray]) -> None:
     """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64)."""
     offsets = np.cumsum([0, *sizes(parts)], dtype=np.int64)
     np.savez_compressed(path, indices=np.concatenate(parts).astype(np.int64), offsets=offsets)
 
 
-def load_parts(path: str | os.PathLike[str]) -> Parts:
+def load_parts(path: str | Path) -> Parts:
     """The partition that ``save`` wrote. Raises FldiagError for a missing, damaged or foreign file."""
     return [*read_partition(path).values()]
 

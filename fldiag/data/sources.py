@@ -1,4 +1,4 @@
-"""From a name to a data set; and the two sets that scikit-learn carries."""
+"""From a name to a data set; the two sets that scikit-learn carries; and public data for distillation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fldiag import registry, user_code
 from fldiag.data import named, text
-from fldiag.data.arrays import moments, read_npz, spread
-from fldiag.data.dataset import Dataset
-from fldiag.data.packed import layout_of
+from fldiag.data.arrays import draw, moments, read_npz, spread
+from fldiag.data.dataset import ARRAYS, Dataset
+from fldiag.data.partition import hold_out
 from fldiag.errors import FldiagError, error_text, nearest
 from fldiag.sections import DataSection, moments_of
 from fldiag.seeding import numpy_rng
@@ -27,7 +27,7 @@ def load(section: DataSection | str, *, download: bool = False) -> Dataset:
     Args:
         section: Or a name alone: of a known set (``fldiag list datasets``), with ``@variant`` for one of its variants, which is
             looked for under ``section.root``, else $FLDIAG_DATA; ``npz:PATH`` (``fldiag.data.arrays.read_npz``); ``csv:PATH``
-            (``fldiag.data.text.table``); any other NAME for which ``<root>/NAME.npz`` exists; or ``pkg.mod:factory``, called
+            (``fldiag.data.text.find``); any other NAME for which ``<root>/NAME.npz`` exists; or ``pkg.mod:factory``, called
             without arguments, which returns a ``Dataset`` or its four arrays. ``section.normalise`` stands in place of a known
             set's own transform; pixels of other data are divided by 255, and other numbers stay as they are.
         download: Fetch a known set that is not there.
@@ -44,23 +44,38 @@ def load(section: DataSection | str, *, download: bool = False) -> Dataset:
         section = section.model_copy(update={"name": name, "variant": variant})
     elif section.variant and section.name not in named.SETS:
         raise FldiagError(f"data set {section.name!r} has no variants", usage=True)
-    dataset = normalise(_load(section, download), section.normalise)
-    return _validation(dataset, section.validation) if section.validation else dataset
+    dataset = _normalised(_load(section, download), section.normalise)
+    if not section.validation:
+        return dataset
+    x, y = dataset.train_x, dataset.train_y
+    count = round(section.validation * len(y))
+    if not 0 < count < len(y):
+        what = f"data.validation = {section.validation} of {len(y)} training examples"
+        raise FldiagError(what, usage=True)
+    return replace(dataset, texts=(), **_split(x, y, draw(y, count, 0, "validation")))
 
 
 def _load(section: DataSection, download: bool) -> Dataset:
     name = section.name
     form, _, path = name.partition(":")
-    if form == "csv":
-        return text.table(section)
-    if path and form != "npz":
-        return _own(name, call_loader(name))
+    if form == "csv" or name in text.SETS:
+        return text.find(section)
     if name in named.SETS:
         return named.find(section, download)
-    if name in text.SETS:
-        return text.find(section)
-    if name in registry.dataset:
-        return _own(name, registry.dataset.get(name).build(root=section.root, download=download))
+    is_code = path and form != "npz"
+    if is_code or name in registry.dataset:
+        value = (
+            call_loader(name)
+            if is_code
+            else registry.dataset.get(name).build(root=section.root, download=download)
+        )
+        if isinstance(value, (tuple, list)) and len(value) == 4:
+            return Dataset.of(name, value)
+        if isinstance(value, Dataset):
+            return value
+        raise FldiagError(
+            f"{name} returned a {type(value).__name__}, not a fldiag.data.Dataset or its four arrays"
+        )
     home = named.root_of(section)
     file = Path(path).expanduser() if path else (home or Path()) / f"{name}.npz"
     if not path and not (home and file.is_file()):
@@ -69,15 +84,8 @@ def _load(section: DataSection, download: bool) -> Dataset:
             f"{nearest(name, registry.dataset.names())}; or npz:PATH, csv:PATH, pkg.mod:factory",
             usage=True,
         )
-    return replace(Dataset.of(name, read_npz(file)), packed=layout_of(file))
-
-
-def _own(name: str, value: object) -> Dataset:
-    if isinstance(value, (tuple, list)):
-        return Dataset.of(name, value)
-    if not isinstance(value, Dataset):
-        raise FldiagError(f"{name} returned a {type(value).__name__}, not a fldiag.data.Dataset")
-    return value
+    arrays, packed = read_npz(file)
+    return Dataset.of(name, arrays, packed=packed)
 
 
 def call_loader(name: str) -> Any:
@@ -96,7 +104,7 @@ def remarks(dataset: Dataset) -> list[str]:
     return [f"inputs of {dataset.name}: {dataset.scaling} (data.normalise)", *dataset.remarks]
 
 
-def normalise(dataset: Dataset, how: str | None) -> Dataset:
+def _normalised(dataset: Dataset, how: str | None) -> Dataset:
     """The data set as ``data.normalise`` says. Raises FldiagError for what has no meaning for these inputs."""
     x = dataset.train_x
     if how is None or (how == "none" and dataset.tokens):
@@ -118,18 +126,53 @@ def normalise(dataset: Dataset, how: str | None) -> Dataset:
     return replace(dataset, mean=mean, std=std)
 
 
-def _validation(dataset: Dataset, share: float) -> Dataset:
-    """The data set whose test split is this share of its training examples, each class giving its own; the test examples are
-    in neither split."""
-    x, y = dataset.train_x, dataset.train_y
-    count = round(share * len(y))
-    if not 0 < count < len(y):
-        raise FldiagError(f"data.validation = {share} of {len(y)} training examples", usage=True)
-    order = torch.from_numpy(numpy_rng(0, "validation").permutation(len(y)))
-    train_x, train_y, test_x, test_y = _split(x, y, order[spread(y[order], count)])
-    return replace(
-        dataset, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, texts=()
-    )
+def load_public(
+    section: DataSection, private: Dataset, seed: int, *, download: bool = False
+) -> Tensor:
+    """Public inputs, without labels.
+
+    Args:
+        section: ``public`` is the name of a data set: its training and test inputs, in that order, normalised by its own
+            transform, as in the FedProj experiments; of texts the sentences, each once, in the private data's tokens. Or it is
+            ``holdout:N``: N training examples of ``private``, each class giving its share within one example.
+            ``public_size`` keeps so many of the inputs, or all when there are fewer.
+        private: The clients' data.
+        seed: Of both draws.
+        download: Fetch a missing public data set.
+
+    Returns:
+        [M, *private.shape].
+
+    Raises:
+        FldiagError: Inputs of another shape than the private ones, and the private set itself.
+    """
+
+    def some(n: int) -> Tensor:
+        """Which of n inputs are kept, sorted."""
+        order = numpy_rng(seed, "public subset").permutation(n)[: section.public_size]
+        return torch.from_numpy(order).sort().values
+
+    name = str(section.public)
+    held_out = hold_out(name, private, seed)
+    if len(held_out):
+        return private.batch(held_out[some(len(held_out))])
+    is_known = name.partition("@")[0] in registry.dataset
+    how = None if is_known else section.normalise
+    update = {"name": name, "variant": None, "validation": None, "normalise": how}
+    other = load(section.model_copy(update=update), download=download)
+    are_texts = other.words is not None, private.words is not None
+    if other.name == private.name or other.shape != private.shape or len({*are_texts}) > 1:
+        raise FldiagError(
+            f"public data {name!r} are {other.name!r} of shape {other.shape}, the private data {private.name!r} {private.shape}",
+            "use other data than the private ones, of the same shape, or holdout:N",
+            usage=True,
+        )
+    if all(are_texts):
+        sentences = list(dict.fromkeys((sentence,) for pair in other.texts for sentence in pair))
+        chosen = [sentences[i] for i in some(len(sentences)).tolist()]
+        return private.normalise(private.words.numbers(chosen))
+    x = torch.cat([other.train_x, other.test_x])
+    return other.normalise(x[some(len(x))])
 
 
 @registry.dataset("digits", embedded=True)
@@ -141,7 +184,7 @@ def digits(root: str | None = None, download: bool = False) -> Dataset:
     """
     x, y = _table_of_scikit_learn("digits.csv.gz")
     arrays = _split(x.float().div(16).reshape(-1, 1, 8, 8), y, spread(y, 297))
-    return Dataset("digits", *arrays, classes=10, mean=(0.3053,), std=(0.3760,))
+    return Dataset("digits", **arrays, classes=10, mean=(0.3053,), std=(0.3760,))
 
 
 @registry.dataset("iris", embedded=True)
@@ -151,10 +194,9 @@ def iris(root: str | None = None, download: bool = False) -> Dataset:
     Features are standardised with the training split's mean and deviation; the split is fixed and stratified.
     """
     x, y = _table_of_scikit_learn("iris.csv", skiprows=1)
-    train_x, train_y, test_x, test_y = _split(x, y, spread(y, 30))
-    mean, std = (torch.tensor(v, dtype=torch.float64) for v in moments(train_x))
-    train_x, test_x = (((x - mean) / std).float() for x in (train_x, test_x))
-    return Dataset("iris", train_x, train_y, test_x, test_y, classes=3)
+    test = spread(y, 30)
+    mean, std = torch.tensor(moments(_split(x, y, test)["train_x"]), dtype=torch.float64)
+    return Dataset("iris", **_split(((x - mean) / std).float(), y, test), classes=3)
 
 
 def _table_of_scikit_learn(file: str, skiprows: int = 0) -> tuple[Tensor, Tensor]:
@@ -165,10 +207,11 @@ def _table_of_scikit_learn(file: str, skiprows: int = 0) -> tuple[Tensor, Tensor
     return torch.from_numpy(table[:, :-1].copy()), torch.from_numpy(table[:, -1]).long()
 
 
-def _split(x: Tensor, y: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _split(x: Tensor, y: Tensor, test: Tensor) -> dict[str, Any]:
+    """The arrays of a data set whose test split is at ``test``."""
     is_test = torch.zeros(len(y), dtype=torch.bool)
     is_test[test] = True
-    return x[~is_test], y[~is_test], x[is_test], y[is_test]
+    return dict(zip(ARRAYS, (x[~is_test], y[~is_test], x[is_test], y[is_test]), strict=True))
 
 
 def _register(name: str, summary: str) -> None:

@@ -41,59 +41,31 @@ SETS = {
 
 
 def find(section: DataSection) -> Dataset:
-    """A set of ``SETS``. Raises FldiagError where its files are not there or hold something else."""
-    name, home = section.name, folder(section)
-    files = [
-        min(home.glob(f"{name}_{split}.[ct]sv*"), default=home / f"{name}_{split}.tsv")
-        for split in ("train", "test")
-    ]
-    return _dataset([*map(_read, files)], section, SETS[name][1])
-
-
-def table(section: DataSection) -> Dataset:
-    """The texts of ``csv:PATH``.
+    """A set of ``SETS``, or the texts of ``csv:PATH``.
 
     Args:
-        section: Its name is the path of a file with the columns ``label``, ``text`` (``text_b`` for pairs) and ``split`` (train
-            or test). It may be a .tsv (which has no quotes), and be compressed (.gz). Labels are numbers 0, 1, ... or names,
-            which are numbered in alphabetical order.
+        section: Its name is that of the set, or the path of a file with the columns ``label``, ``text`` (and ``text_b``: pairs),
+            ``split`` (train or test). It may be a .tsv (which has no quotes), and be compressed (.gz). Labels are numbers 0, 1,
+            ... or names, which are numbered in alphabetical order.
 
     Raises:
-        FldiagError: What is missing or does not fit.
+        FldiagError: Files that are not there, and what is missing in them or does not fit.
     """
-    path = Path(section.name.removeprefix("csv:")).expanduser()
-    frame = _read(path)
-    if "split" not in frame:
-        raise FldiagError(f"{path} has no column 'split' with train and test", usage=True)
-    return _dataset([frame[frame["split"] == split] for split in ("train", "test")], section)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    tabs = ".tsv" in path.suffixes
-    try:
-        return pd.read_csv(
-            path,
-            sep="\t" if tabs else ",",
-            quoting=3 if tabs else 0,
-            dtype=str,
-            keep_default_na=False,
-            lineterminator="\n" if tabs else None,
-        )
-    except (OSError, ValueError, EOFError) as error:  # pandas' own errors are ValueErrors
-        raise FldiagError(
-            f"{path} is not a readable table ({first_line(error)})",
-            "write it in UTF-8 with the columns label and text",
-        ) from None
-
-
-def _dataset(
-    frames: Sequence[pd.DataFrame], section: DataSection, classes: int | None = None
-) -> Dataset:
     name = section.name
+    if name in SETS:
+        home = folder(section)
+        globs = {split: home.glob(f"{name}_{split}.[ct]sv*") for split in ("train", "test")}
+        frames = [_read(min(g, default=home / f"{name}_{split}.tsv")) for split, g in globs.items()]
+    else:
+        path = Path(name.removeprefix("csv:")).expanduser()
+        frame = _read(path)
+        if "split" not in frame:
+            raise FldiagError(f"{path} has no column 'split' with train and test", usage=True)
+        frames = [frame[frame["split"] == split] for split in ("train", "test")]
     (train, train_names), (test, test_names) = (_columns(frame, name) for frame in frames)
     names = sorted({*train_names, *test_names})
-    numbered = all(n.isdecimal() for n in names)
-    numbers = {n: int(n) if numbered else i for i, n in enumerate(names)}
+    is_numbered = all(n.isdecimal() for n in names)
+    numbers = {n: int(n) if is_numbered else i for i, n in enumerate(names)}
     train_y, test_y = (torch.tensor([numbers[n] for n in y]) for y in (train_names, test_names))
     if section.examples is not None and section.examples < len(train):
         subset = spread(train_y, section.examples)
@@ -110,10 +82,22 @@ def _dataset(
         train_y,
         words.numbers(test),
         test_y,
-        classes or max(numbers.values()) + 1,
+        SETS[name][1] if name in SETS else max(numbers.values()) + 1,
         words=words,
         texts=(*train, *test),
     )
+
+
+def _read(path: Path) -> pd.DataFrame:
+    tabs: dict[str, Any] = {"sep": "\t", "quoting": 3, "lineterminator": "\n"}
+    options = tabs if ".tsv" in path.suffixes else {}
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False, **options)
+    except (OSError, ValueError, EOFError) as error:  # pandas' own errors are ValueErrors
+        raise FldiagError(
+            f"{path} is not a readable table ({first_line(error)})",
+            "write it in UTF-8 with the columns label and text",
+        ) from None
 
 
 def _columns(frame: pd.DataFrame, source: str) -> tuple[list[Text], list[str]]:
@@ -143,11 +127,11 @@ class Words:
 
         Raises FldiagError when ``pieces`` are fewer than the characters need, or ``tokenizers`` is not installed.
         """
-        normal, split = _reading()
+        reader = cls.of(SPECIAL, length)._tokenizer
         words: Counter[str] = Counter()
         for text in texts:
-            for part in text:
-                words.update(word for word, _ in split.pre_tokenize_str(normal.normalize_str(part)))
+            for part in map(reader.normalizer.normalize_str, text):
+                words.update(word for word, _ in reader.pre_tokenizer.pre_tokenize_str(part))
         letters = sorted({letter for word in words for letter in word})
         vocabulary = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
         if len(vocabulary) > pieces:
@@ -160,11 +144,12 @@ class Words:
 
     @classmethod
     def of(cls, vocabulary: Sequence[str], length: int) -> Words:
-        """Word pieces in lower case, ``SPECIAL`` first; the longest that fits is taken."""
+        """Word pieces in lower case, ``SPECIAL`` first, of words cut at spaces and punctuation; the longest one fits."""
         library = _library()
         numbers = {word: i for i, word in enumerate(vocabulary)}
         tokenizer = library.Tokenizer(library.models.WordPiece(numbers, unk_token=SPECIAL[1]))
-        tokenizer.normalizer, tokenizer.pre_tokenizer = _reading()
+        tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
         tokenizer.post_processor = library.processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
@@ -195,14 +180,6 @@ class Words:
     @cached_property
     def _tokenizer(self) -> Any:
         return _library().Tokenizer.from_str(self.spec)
-
-
-def _reading() -> tuple[Any, Any]:
-    """How a text becomes words: lower case, cut at spaces and punctuation."""
-    library = _library()
-    return library.normalizers.BertNormalizer(
-        lowercase=True
-    ), library.pre_tokenizers.BertPreTokenizer()
 
 
 def _library() -> Any:

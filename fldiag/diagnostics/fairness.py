@@ -15,7 +15,7 @@ import pandas as pd
 from pydantic import Field
 from scipy import sparse, special
 
-from fldiag.data.slices import own_classes, personal_test
+from fldiag.data.dataset import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats

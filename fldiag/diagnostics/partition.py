@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fldiag import config as configs
 from fldiag import data
-from fldiag.data.public import deal
+from fldiag.data.partition import deal
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import diagnostic

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fldiag import data as datasets
 from fldiag import models, user_code
-from fldiag.data import Dataset, given, packed, partition
+from fldiag.data import Dataset, given, partition
 from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.models import lora, state_dict
 from fldiag.params import Layout
@@ -199,7 +199,7 @@ class Recorder:
             for name, parts in lists.items():
                 run.put(name, lambda f, parts=parts: partition.save(f, parts))  # type: ignore[misc]
             if kept:
-                run.put("data.npz", lambda f: packed.save(f, kept))
+                run.put("data.npz", kept.save)
             keep_base(run, self.module)
             run.begin()
         except BaseException:  # of a full disk nothing stays that would be in the way later

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fldiag import data, losses, models, user_code
 from fldiag.data import Dataset, partition, sources
-from fldiag.data.arrays import count_classes
+from fldiag.data.arrays import count_classes, unpack
 from fldiag.data.given import dataset_of
-from fldiag.data.packed import Packed
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import lora, pretrained
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
@@ -311,9 +310,9 @@ def with_packed_inputs(module: nn.Module, content: Any) -> nn.Module:
 
 
 def _unpack(
-    packed: Packed, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
+    layout: str, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    inputs = packed.inputs(args[0], next(module.parameters()).dtype)
+    inputs = unpack(args[0], layout, next(module.parameters()).dtype)
     return arguments(inspect.signature(module.forward), inputs)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fldiag import data, losses
 from fldiag.data import Dataset
 from fldiag.data.arrays import ready, spread
-from fldiag.data.slices import Slice
+from fldiag.data.dataset import Slice
 from fldiag.errors import FldiagError
 from fldiag.execution import threads
 from fldiag.models.network import Network, forward_macs

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag.data import slices
+from fldiag.data.dataset import personal_test
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.method import Method, Neighbours, PersonalPlan
@@ -107,7 +107,7 @@ def count_right(
 ) -> tuple[int, int]:
     """(right, n) of the weights [1, P] on the client's n test examples; a prediction that is not finite is wrong."""
     data, part = setup.dataset, torch.as_tensor(setup.parts[client])
-    index = torch.from_numpy(slices.personal_test(data.train_y[part], data.test_y, client))
+    index = torch.from_numpy(personal_test(data.train_y[part], data.test_y, client))
     if not len(index):
         return 0, 0
     bound, inputs = setup.network.bind(w, buffers), data.test_x[index]

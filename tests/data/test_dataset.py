@@ -54,15 +54,15 @@ FAULTS = {
     "each example needs both": {"train_x": PIXELS[:0], "train_y": LABELS[:0]},
     "labels go from 0 to 3": {"classes": 3},
     "labels go from -1": {"train_y": LABELS - 1},
-    "not int64": {"train_y": LABELS.int(), "test_y": LABELS[:4].int()},
-    "not finite numbers": {"train_y": LABELS.float(), "test_y": LABELS[:4].float()},
-    "and not finite numbers": {
+    "targets are int32": {"train_y": LABELS.int(), "test_y": LABELS[:4].int()},
+    "targets are float32": {"train_y": LABELS.float(), "test_y": LABELS[:4].float()},
+    "training examples hold a value that is not finite": {
         "train_y": torch.full((12, 4), torch.nan),
         "test_y": torch.zeros(4, 4),
     },
-    "training inputs are uint8": {"train_x": PIXELS[:, 0, 0], "test_x": PIXELS[:4, 0, 0]},
-    "training inputs hold a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
-    "differ in shape or kind": {"test_x": PIXELS[:4, :1]},
+    "inputs are uint8": {"train_x": PIXELS[:, 0, 0], "test_x": PIXELS[:4, 0, 0]},
+    "examples hold a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
+    "have different forms": {"test_x": PIXELS[:4, :1]},
     "means and deviations": {"mean": (0.5,), "std": (0.5,)},
     "above 0": {"mean": MEAN, "std": (0.2, 0.3, 0.0)},
     "augment and repeat": {"train_x": NAN * 0 + 1, "augment": ("hflip",)} | {"test_x": NAN[:0]},
@@ -112,11 +112,11 @@ def test_slices_hold_the_examples_that_they_name():
     ):
         part = take(data, spec, PARTS)
         assert torch.equal(part.x_raw, x) and torch.equal(part.y, y) and part.n == len(y)
-        assert torch.equal(part.tensors()[0], x / 255)
+        assert torch.equal(part.batch(0, part.n)[0], x / 255)
     assert take(data, "client:1/test", PARTS, tests=[[], [3]]).y.tolist() == [3]
     assert take(data, "train").x_raw.data_ptr() == PIXELS.data_ptr()  # not copied
     augmented = dataset(augment=("hflip@1",))
-    assert torch.equal(take(augmented, "train").tensors()[0], PIXELS / 255)
+    assert torch.equal(take(augmented, "train").batch(0, 12)[0], PIXELS / 255)
     assert not torch.equal(augmented.batch(torch.arange(12), torch_rng(0, "x")), PIXELS / 255)
 
 

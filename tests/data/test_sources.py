@@ -9,8 +9,8 @@ from torchvision import datasets, transforms
 import fldiag
 from fldiag import registry, user_code
 from fldiag.data import named, text
-from fldiag.data.public import deal, load_public
-from fldiag.data.sources import load
+from fldiag.data.partition import deal
+from fldiag.data.sources import load, load_public
 from fldiag.errors import FldiagError
 from fldiag.sections import DataSection, PartitionSection
 
@@ -201,11 +201,11 @@ DAMAGED = {
     "lacks train_labels": lambda a: {k: v for k, v in a.items() if k != "train_labels"},
     "arrays of Python objects": lambda a: a | {"train_labels": np.array([{}] * 20, dtype=object)},
     "each example needs both": lambda a: a | {"train_labels": a["train_labels"][:-1]},
-    "targets torch.float32": lambda a: a | {"train_labels": a["train_labels"] * 1.0},
-    "targets torch.int64": lambda a: a | {"train_labels": a["train_labels"] - 1},
+    "targets are float32": lambda a: a | {"train_labels": a["train_labels"] * 1.0},
+    "training labels go from -1": lambda a: a | {"train_labels": a["train_labels"] - 1},
     "channels last": lambda a: a | {k: np.zeros((20, 3, 8, 8), np.uint8) for k in KEYS[::2]},
     "train_images has shape": lambda a: a | {"train_images": np.zeros(20)},
-    "differ in shape or kind": lambda a: a | {"test_images": np.zeros((5, 9, 9), np.uint8)},
+    "have different forms": lambda a: a | {"test_images": np.zeros((5, 9, 9), np.uint8)},
 }
 
 
@@ -219,7 +219,7 @@ def test_damaged_files_are_one_sentence(words, folder):
     ("section", "words"),
     [
         ({"name": "digit"}, "did you mean 'digits'"),
-        ({"name": "npz:none.npz"}, "no file none.npz"),
+        ({"name": "npz:none.npz"}, "none.npz is not a readable npz file"),
         ({"name": "cifar10", "variant": "fedavg"}, "unknown variant of data set 'cifar10'"),
         ({"name": "digits", "variant": "fedsol"}, "has no variants"),
         ({"name": "bloodmnist"}, "no file .*bloodmnist.npz"),
