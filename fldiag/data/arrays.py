@@ -40,18 +40,14 @@ def read_npz(
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in (*KEYS, *VALIDATION, FORM) if key in file}
-            names = file.files
+            more = [key for key in (*VALIDATION, FORM) if key in file]
+            arrays = {key: file[key] for key in (*KEYS, *more)}
     except Exception as error:  # a damaged archive can make the reader raise anything
         raise FldiagError(
-            f"{path} is not a readable npz file of plain arrays ({first_line(error)})",
+            f"{path} is not a readable npz file of {', '.join(KEYS)} ({first_line(error)})",
             "write it with np.savez, without arrays of Python objects",
             usage=True,
         ) from None
-    if missing := [key for key in KEYS if key not in arrays]:
-        raise FldiagError(
-            f"{path} lacks {', '.join(missing)}; it has {', '.join(names) or 'nothing'}"
-        )
     if join_validation and VALIDATION[0] in arrays:
         for key, other in zip(KEYS, VALIDATION, strict=False):
             arrays[key] = np.concatenate([arrays[key], arrays[other]])
@@ -74,7 +70,7 @@ def _channels_first(array: np.ndarray, source: str) -> np.ndarray:
     return np.moveaxis(array, -1, 1) if array.ndim == 4 else array
 
 
-def inputs(x: Any, source: str) -> Tensor:
+def inputs(x: Any) -> Tensor:
     """An array of inputs as a tensor.
 
     Returns:
@@ -83,32 +79,36 @@ def inputs(x: Any, source: str) -> Tensor:
     Raises:
         FldiagError: No array of real numbers.
     """
-    x = _tensor(x, source)
+    x = _tensor(x)
     if x.ndim == 2 and x.dtype in (torch.int32, torch.int64):
         return x.long()
     x = x[:, None] if x.ndim == 3 else x
     return x if x.dtype == torch.uint8 else x.float()
 
 
-def targets(y: Any, source: str) -> Tensor:
+def targets(y: Any) -> Tensor:
     """An array of targets as a tensor: whole numbers int64 [n], of which a last axis of length 1 is dropped, others float32.
 
     Raises FldiagError for no array of real numbers; what else is neither labels nor numbers a data set refuses.
     """
-    y = _tensor(y, source).cpu()
+    y = _tensor(y).cpu()
     if y.is_floating_point():
         return y.float()
     y = y[:, 0] if y.shape[1:] == (1,) else y
     return y if y.dtype == torch.bool else y.long()
 
 
-def _tensor(x: Any, source: str) -> Tensor:
-    array = x if isinstance(x, Tensor) else np.asarray(x)
-    if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
-        array = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-    if not isinstance(array, Tensor) or array.is_complex() or not array.ndim:
-        raise FldiagError(f"{source} holds {array.dtype}", "give numbers, a row an example")
-    return array.detach().contiguous()
+def _tensor(x: Any) -> Tensor:
+    if not isinstance(x, Tensor):
+        array = np.asarray(x)
+        is_real = array.dtype.kind in "biuf"
+        dtype = array.dtype.newbyteorder("=")
+        x = torch.from_numpy(array.astype(dtype, order="C")) if is_real else array
+    if not isinstance(x, Tensor) or x.is_complex() or not x.ndim:
+        raise FldiagError(
+            f"an array of {x.dtype} {list(x.shape)}", "give numbers, a row an example"
+        )
+    return x.detach().contiguous()
 
 
 def count_classes(*ys: Tensor) -> int:

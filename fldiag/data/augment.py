@@ -95,7 +95,7 @@ def apply(x: Tensor, steps: Iterable[Augmentation], generator: Generator) -> Ten
             x = cutout(x, places(x.shape[-2:], -2 * pixels, probability), pixels)
         elif kind in ("crop", "reflectcrop"):
             offsets = places([2 * pixels + 1] * 2, pixels, probability)
-            x = crop(x, offsets, pixels, reflect=kind != "crop")
+            x = crop(x, offsets, pixels, "constant" if kind == "crop" else "reflect")
         else:
             from torchvision import transforms
 
@@ -112,15 +112,13 @@ def apply(x: Tensor, steps: Iterable[Augmentation], generator: Generator) -> Ten
     return x
 
 
-def crop(x: Tensor, offsets: Tensor, padding: int, *, reflect: bool = False) -> Tensor:
+def crop(x: Tensor, offsets: Tensor, padding: int, mode: str) -> Tensor:
     """Pads [n, C, H, W] by ``padding`` and cuts [H, W] back, its corner at ``offsets`` [2, n] (row, column).
 
     Offsets lie in 0..2*padding; offset ``padding`` gives the image back.
     """
     height, width = x.shape[2:]
-    frame = [padding] * 4
-    # Reflection knows no integers.
-    padded = F.pad(x.float(), frame, "reflect").to(x.dtype) if reflect else F.pad(x, frame)
+    padded = F.pad(x.float(), [padding] * 4, mode).to(x.dtype)  # reflection knows no integers
     corners = zip(padded, *offsets.tolist(), strict=True)
     return torch.stack([image[:, i : i + height, j : j + width] for image, i, j in corners])
 

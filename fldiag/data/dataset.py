@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import IO, Any
 
 import numpy as np
@@ -20,12 +19,6 @@ from fldiag.seeding import numpy_rng
 
 TOKENS = (torch.int32, torch.int64)
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
-
-
-def rows(x: Tensor, index: Tensor | slice) -> Tensor:
-    """Some of the examples; ``index`` int64 [n] or a slice."""
-    # x[index] with a tensor takes six times as long.
-    return x[index] if isinstance(index, slice) else x.index_select(0, index.to(x.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,17 +73,16 @@ class Dataset:
         >>> Dataset.of("ones", (torch.ones(4, 2), [0, 1, 0, 1], torch.ones(1, 2), [0])).classes
         2
         """
-        train_x, train_y, test_x, test_y = (
-            (arrays.targets if key.endswith("y") else arrays.inputs)(array, f"{name} {key}")
-            for key, array in zip(ARRAYS, values, strict=True)
-        )
-        classes = arrays.count_classes(train_y, test_y)
-        return cls(name, train_x, train_y, test_x, test_y, classes, **options)
+        x, y, test_x, test_y = values
+        x, test_x = map(arrays.inputs, (x, test_x))
+        y, test_y = map(arrays.targets, (y, test_y))
+        return cls(name, x, y, test_x, test_y, arrays.count_classes(y, test_y), **options)
 
     def save(self, file: IO[bytes]) -> None:
         """Write the four arrays as npz, as they are, and the layout of packed inputs."""
-        values = [*(getattr(self, name).cpu().numpy() for name in ARRAYS), [self.packed or ""]]
-        content: dict[str, Any] = dict(zip((*arrays.KEYS, arrays.FORM), values, strict=True))
+        content: dict[str, Any] = {arrays.FORM: [self.packed or ""]}
+        for key, name in zip(arrays.KEYS, ARRAYS, strict=True):
+            content[key] = getattr(self, name).cpu()
         np.savez(file, **content)
 
     @property
@@ -146,7 +138,9 @@ class Dataset:
 
     def batch(self, index: Tensor, generator: Generator | None = None) -> Tensor:
         """Model inputs of training examples ``index``, int64 [n]; see ``normalise``."""
-        return self.normalise(rows(self.train_x, index), generator)
+        # x[index] takes six times as long.
+        x = self.train_x.index_select(0, index.to(self.train_x.device))
+        return self.normalise(x, generator)
 
     def normalise(self, raw: Tensor, generator: Generator | None = None) -> Tensor:
         """A stored batch as model inputs.
@@ -170,7 +164,8 @@ class Dataset:
             raw = center_crop(raw, [self.side])
         x = raw.to(torch.float32).div_(255) if raw.dtype == torch.uint8 else raw
         if self.mean:
-            mean, std = (_column(v, x.device, x.ndim) for v in (self.mean, self.std))
+            moments = torch.tensor((self.mean, self.std), dtype=torch.float32, device=x.device)
+            mean, std = moments.view(2, -1, *(1,) * (x.ndim - 2))
             x = x.sub(mean).div_(std)
         if generator is not None:
             x = augment.apply(x, after, generator)
@@ -179,12 +174,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """16 hex digits that name the data: SHA-256 over the four arrays and the normalisation.
 
-        Independent of the name, the device and the augmentation; computed once.
+        Independent of the name, the device and the augmentation.
         """
-        return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
         extras = filter(None, (self.side, self.words and self.words.spec, self.packed))
         description = (self.classes, self.mean, self.std, self.repeat, *extras)
         digest = hashlib.sha256(repr(description).encode())
@@ -224,11 +215,6 @@ class Dataset:
             yield f"augment and repeat are for images, and the inputs are {_spell(x)}"
 
 
-@lru_cache
-def _column(values: tuple[float, ...], device: torch.device, ndim: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device).view(-1, *(1,) * (ndim - 2))
-
-
 def _spell(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
@@ -253,8 +239,7 @@ class Slice:
 
     def batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Model inputs (evaluation transform, never augmented) and targets of examples start..stop-1."""
-        part = slice(start, stop)
-        return self.dataset.normalise(rows(self.x_raw, part)), self.y[part]
+        return self.dataset.normalise(self.x_raw[start:stop]), self.y[start:stop]
 
 
 def take(
@@ -297,14 +282,14 @@ def take(
                 "diagnose a run, which has one, and one of its clients; or use train or test",
                 usage=True,
             )
-        index = np.asarray(partition[k], dtype=np.int64)
-        if kind == "test" and tests is not None:
-            index = np.asarray(tests[k], dtype=np.int64)
-        elif kind != "train":
+        lists = tests if kind == "test" and tests is not None else partition
+        index = np.asarray(lists[k], dtype=np.int64)
+        if kind != "train" and lists is partition:
             if dataset.regression:
                 what = f"slice {spec}: the targets of {dataset.name!r} are no classes"
                 raise FldiagError(what, usage=True)
-            index = TESTS[kind](dataset.train_y.cpu()[index], dataset.test_y.cpu(), k)
+            choose = personal_test if kind == "test" else own_classes
+            index = choose(dataset.train_y.cpu()[index], dataset.test_y.cpu(), k)
         index = torch.from_numpy(index)
     x, y = getattr(dataset, f"{split}_x"), getattr(dataset, f"{split}_y")
     if samples is not None and samples < len(y[index]):
@@ -316,7 +301,7 @@ def take(
             "choose the slice train, or another client; or give test examples",
             usage=True,
         )
-    return Slice(spec, len(y[index]), rows(x, index), y[index], dataset)
+    return Slice(spec, len(y[index]), x[index], y[index], dataset)
 
 
 def personal_test(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
@@ -347,6 +332,3 @@ def own_classes(train_labels: Any, test_labels: Any, client: int = 0) -> np.ndar
     """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted indices into
     the test split; nothing is drawn, so ``client`` does not matter."""
     return np.flatnonzero(np.isin(np.asarray(test_labels), np.asarray(train_labels)))
-
-
-TESTS = {"test": personal_test, "own": own_classes}

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as TorchDataset
 
 from fldiag.data import Dataset
-from fldiag.data.arrays import count_classes, pack, targets
+from fldiag.data.arrays import pack
 from fldiag.data.partition import read_partition
 from fldiag.errors import FldiagError
 from fldiag.problem.data import IndexedSlice, as_slice, cut, is_split, join
@@ -21,8 +21,6 @@ from fldiag.problem.loss import is_probabilities
 
 #: Client -> sorted indices of its training examples.
 Parts = dict[int, np.ndarray]
-#: What tables call such data.
-NAME = "given"
 
 
 def dataset_of(examples: Any, test: Any = None) -> Dataset:
@@ -52,20 +50,19 @@ def dataset_of(examples: Any, test: Any = None) -> Dataset:
             raise FldiagError("the inputs of data and test have different forms", usage=True)
     remark = "the targets are taken as classes, each example's that of its largest"
     remarks = (remark,) if is_one_hot else ()
-    classes = count_classes(y, test_y)
-    return Dataset(NAME, x, y, test_x, test_y, classes, packed=packed, remarks=remarks)
+    return Dataset.of("given", (x, y, test_x, test_y), packed=packed, remarks=remarks)
 
 
 def _pair(examples: Any) -> tuple[Any, Tensor, bool]:
     """Inputs and targets, and whether these were one-hot; tensors on the CPU, floats in single precision."""
     data = as_slice(examples)
     x, y = data.batch(0, data.n)
-    if isinstance(x, Mapping) and isinstance(y, Mapping):
+    if isinstance(y, Mapping):
         if "labels" not in x:
             raise FldiagError("a dict without labels", "give (inputs, labels)", usage=True)
         x, y = {key: part for key, part in x.items() if key != "labels"}, x["labels"]
-    is_one_hot = isinstance(y, Tensor) and y.ndim == 2 and is_probabilities(y.float())
-    y = targets(y.float().argmax(1) if is_one_hot else y, "the targets")
+    is_one_hot = isinstance(y, Tensor) and is_probabilities(y.float())
+    y = y.float().argmax(1) if is_one_hot else y
     if isinstance(x, Tensor):
         x = x.detach().cpu()
         x = x.float() if x.is_floating_point() else x if x.dtype == torch.uint8 else x.long()

@@ -49,6 +49,7 @@ class ImageSet(NamedTuple):
 
 
 CIFAR10 = ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768))
+CROP = ("crop4", "hflip")
 #: Zero padding after normalisation, each step for half of the images.
 FEDTOGA = ("normalise", "hflip", "crop4@0.5")
 CINIC10 = Preprocessing(
@@ -70,9 +71,9 @@ SETS = {
         (1, 28, 28),
         10,
         {
-            "fedsol": Preprocessing((0.1307,), (0.3081,), ("crop4", "hflip", "cutout16"), 3),
+            "fedsol": Preprocessing((0.1307,), (0.3081,), (*CROP, "cutout16"), 3),
             # The paper does not erase 16 x 16 of 28 x 28 pixels; its released code does.
-            "fedsol_paper": Preprocessing((0.1307,), (0.3081,), ("crop4", "hflip"), 3),
+            "fedsol_paper": Preprocessing((0.1307,), (0.3081,), CROP, 3),
         },
         "MNIST",
     ),
@@ -81,10 +82,10 @@ SETS = {
         (3, 32, 32),
         10,
         {
-            "fedsol": Preprocessing(*CIFAR10, ("crop4", "hflip", "cutout16")),
+            "fedsol": Preprocessing(*CIFAR10, (*CROP, "cutout16")),
             "fedtoga": Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), FEDTOGA),
             "fedproj": Preprocessing((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-            "fedalign": Preprocessing(*CIFAR10, ("crop4", "hflip")),
+            "fedalign": Preprocessing(*CIFAR10, CROP),
         },
         "CIFAR10",
     ),
@@ -93,9 +94,7 @@ SETS = {
         (3, 32, 32),
         100,
         {
-            "fedalign": Preprocessing(
-                (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("crop4", "hflip")
-            ),
+            "fedalign": Preprocessing((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), CROP),
             "fedtoga": Preprocessing((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), FEDTOGA),
             "fedproj": Preprocessing((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
         },
@@ -109,7 +108,7 @@ SETS = {
             "fedsol": Preprocessing(
                 (0.4376821, 0.4437697, 0.47280442),
                 (0.19803012, 0.20101562, 0.19703614),
-                ("crop4", "hflip"),
+                CROP,
             )
         },
         "SVHN",
@@ -202,9 +201,9 @@ def _of_torchvision(name: str, file: Path, download: bool) -> list[Any]:
     arrays: list[Any] = []
     is_svhn = name == "SVHN"
     for split in ("train", "test"):
-        options = {"split": split} if is_svhn else {"train": split == "train"}
+        part = split if is_svhn else split == "train"
         try:
-            source = getattr(datasets, name)(file.parent, download=download, **options)
+            source = getattr(datasets, name)(file.parent, part, download=download)
         except Exception as error:  # whatever stops it, the user needs the places and the reason
             raise FldiagError(
                 f"neither {file} nor torchvision's {name} under {file.parent} ({first_line(error)})",
@@ -251,12 +250,12 @@ def _decode(home: Path, side: int) -> tuple[Tensor, Tensor, list[str]]:
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             part = path.with_suffix(f".{os.getpid()}.part")
-            array = np.lib.format.open_memmap(part, "w+", np.uint8, (len(stats), 3, side, side))
+            array = np.lib.format.open_memmap(part, "w+", np.uint8, (len(pictures), 3, side, side))
             for i, (picture, _) in enumerate(pictures):
                 array[i] = picture
             array.flush()
             os.replace(part, path)
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises, and a full disk
+    except Exception as error:  # Pillow can raise anything, and a disk be full
         raise FldiagError(f"cannot read the pictures {home}/<class>/* ({error})") from None
     x = torch.from_numpy(np.load(path, mmap_mode="c"))
     return x, torch.tensor(pictures.targets), pictures.classes

@@ -23,7 +23,7 @@ from fldiag.errors import FldiagError, first_line, unknown
 from fldiag.sections import PartitionSection
 from fldiag.seeding import numpy_rng
 
-Parts = list[np.ndarray]
+Parts = Sequence[np.ndarray]
 
 #: Draws of ``lda_fedsol``, each of which shuffles all examples.
 FEDSOL_MAX_TRIES = 2_000
@@ -39,11 +39,10 @@ def deal(
 
     Raises FldiagError as ``make`` and ``from_file`` do.
     """
-    is_private = np.ones(len(dataset.train_y), dtype=bool)
-    is_private[hold_out(public, dataset, spec.seed).numpy()] = False
+    examples = np.arange(len(dataset.train_y))
+    private = np.setdiff1d(examples, hold_out(public, dataset, spec.seed))
     if spec.kind == "file":
-        return from_file(str(spec.path), clients, is_private)
-    private = np.flatnonzero(is_private)
+        return from_file(str(spec.path), clients, private)
     parts = make(spec.kind, dataset.train_y[private], clients, spec.seed, **spec.options)
     return [private[part] for part in parts]
 
@@ -118,10 +117,6 @@ def _by_class(labels: np.ndarray) -> Parts:
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
-def _iid(labels: np.ndarray, clients: int, rng: Generator) -> Parts:
-    return np.array_split(rng.permutation(len(labels)), clients)
-
-
 def _sharding(labels: np.ndarray, clients: int, rng: Generator, *, shards: int) -> Parts:
     by_class = _by_class(labels)
     each = shards * clients // len(by_class)
@@ -190,13 +185,13 @@ def _lda_fedsol(
     all is drawn anew until the smallest client has ``min_size``. As there, a rejected draw leaves the examples shuffled and
     the stream where it ended.
     """
-    by_class = [members.copy() for members in _by_class(labels)]
+    by_class = _by_class(labels)
     rng, share = np.random.RandomState(seed), len(labels) // clients
     for _ in range(FEDSOL_MAX_TRIES):
         counts, pieces = np.zeros(clients, dtype=np.int64), []
         for members in by_class:
             rng.shuffle(members)
-            weight = rng.dirichlet(np.repeat(float(alpha), clients)) * (counts < share)
+            weight = rng.dirichlet([alpha] * clients) * (counts < share)
             if not weight.sum() > 0:
                 break  # with a tiny alpha all weights can underflow: such a draw splits nothing
             cuts = (np.cumsum(weight / weight.sum()) * len(members)).astype(np.int64)[:-1]
@@ -213,7 +208,7 @@ def _lda_fedsol(
 
 def _dirichlet(labels: np.ndarray, clients: int, rng: Generator, *, alpha: float) -> Parts:
     by_class = _by_class(labels)
-    prior = rng.dirichlet(np.full(len(by_class), float(alpha)), size=clients)
+    prior = rng.dirichlet([alpha] * len(by_class), size=clients)
     size = len(labels) // clients
     upto = np.cumsum(prior, axis=1)
     upto /= upto[:, -1:]
@@ -269,7 +264,7 @@ def _fill(by_class: Parts, classes: np.ndarray, rng: Generator) -> Parts:
 
 
 _KINDS: dict[str, Callable[..., Parts]] = {
-    "iid": _iid,
+    "iid": lambda labels, clients, rng: np.array_split(rng.permutation(len(labels)), clients),
     "sharding": _sharding,
     "lda": _lda,
     "lda_fedsol": _lda_fedsol,
@@ -307,13 +302,13 @@ def read_partition(path: str | Path) -> dict[str, np.ndarray]:
         ) from None
 
 
-def from_file(path: str, clients: int, is_private: np.ndarray) -> Parts:
+def from_file(path: str, clients: int, examples: np.ndarray) -> Parts:
     """Anybody's partition: the training examples of clients 0, 1, 2, ... Examples may belong to several clients, and to none.
 
     Args:
         path: See ``read_partition``.
         clients: How many the federation has.
-        is_private: Whether clients may have an example of the training split, [n].
+        examples: Those that clients may have, indices into the training split.
 
     Returns:
         Sorted indices of each client.
@@ -330,18 +325,16 @@ def from_file(path: str, clients: int, is_private: np.ndarray) -> Parts:
         )
     parts = [np.sort(index_of_client[str(k)]) for k in range(clients)]
     for k, part in enumerate(parts):
-        is_inside = len(part) and 0 <= part[0] <= part[-1] < len(is_private)
-        if not is_inside or not is_private[part].all():
+        if not len(part) or not np.isin(part, examples).all():
             raise FldiagError(
-                f"partition {path}: client {k} has {len(part)} examples {part[:1]} to {part[-1:]}, and of {len(is_private)} "
-                f"training examples {is_private.sum()} are the clients'",
-                "give each client some of these, and the data that belong to the partition",
+                f"partition {path}: client {k} has {len(part)} examples {part[:1]} to {part[-1:]}, and may have {len(examples)}",
+                "give each client some of its examples, and the data that belong to the partition",
                 usage=True,
             )
     return parts
 
 
-def save(path: str | Path | IO[bytes], parts: Sequence[np.ndarray]) -> None:
+def save(path: str | Path | IO[bytes], parts: Parts) -> None:
     """Writes a partition as npz: client k's are ``indices[offsets[k]:offsets[k + 1]]`` (both int64)."""
     offsets = np.cumsum([0, *sizes(parts)], dtype=np.int64)
     np.savez_compressed(path, indices=np.concatenate(parts).astype(np.int64), offsets=offsets)
@@ -352,11 +345,11 @@ def load_parts(path: str | Path) -> Parts:
     return [*read_partition(path).values()]
 
 
-def sizes(parts: Sequence[np.ndarray]) -> np.ndarray:
+def sizes(parts: Parts) -> np.ndarray:
     """How many examples every client has, int64 [clients]."""
     return np.array([len(part) for part in parts])
 
 
-def same(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+def same(one: Parts, other: Parts) -> bool:
     """Whether every client has the same examples in both."""
     return len(one) == len(other) and all(map(np.array_equal, one, other))

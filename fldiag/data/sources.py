@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def _normalised(dataset: Dataset, how: str | None) -> Dataset:
     x = dataset.train_x
     if how is None or (how == "none" and dataset.tokens):
         return dataset
-    mean, std = moments_of(how) or ((), ())
+    mean, std = (moments(x) if how == "standard" else moments_of(how)) or ((), ())
     is_unit = x.dtype == torch.uint8 and max(mean, default=0) <= 1
     if not is_unit and not (x.dtype == torch.float32 and how != "unit"):
         raise FldiagError(
@@ -117,9 +117,7 @@ def _normalised(dataset: Dataset, how: str | None) -> Dataset:
             "unit divides uint8 pixels by 255, means are of pixels / 255, and tokens have none",
             usage=True,
         )
-    if how == "standard":
-        mean, std = moments(x)
-    elif len(mean) == 1:
+    if len(mean) == 1:
         mean, std = mean * x.shape[1], std * x.shape[1]
     if how == "none":
         dataset = replace(dataset, train_x=x.float(), test_x=dataset.test_x.float())
@@ -146,33 +144,29 @@ def load_public(
     Raises:
         FldiagError: Inputs of another shape than the private ones, and the private set itself.
     """
-
-    def some(n: int) -> Tensor:
-        """Which of n inputs are kept, sorted."""
-        order = numpy_rng(seed, "public subset").permutation(n)[: section.public_size]
-        return torch.from_numpy(order).sort().values
-
-    name = str(section.public)
+    name, source = str(section.public), private
     held_out = hold_out(name, private, seed)
     if len(held_out):
-        return private.batch(held_out[some(len(held_out))])
-    is_known = name.partition("@")[0] in registry.dataset
-    how = None if is_known else section.normalise
-    update = {"name": name, "variant": None, "validation": None, "normalise": how}
-    other = load(section.model_copy(update=update), download=download)
-    are_texts = other.words is not None, private.words is not None
-    if other.name == private.name or other.shape != private.shape or len({*are_texts}) > 1:
-        raise FldiagError(
-            f"public data {name!r} are {other.name!r} of shape {other.shape}, the private data {private.name!r} {private.shape}",
-            "use other data than the private ones, of the same shape, or holdout:N",
-            usage=True,
-        )
-    if all(are_texts):
-        sentences = list(dict.fromkeys((sentence,) for pair in other.texts for sentence in pair))
-        chosen = [sentences[i] for i in some(len(sentences)).tolist()]
-        return private.normalise(private.words.numbers(chosen))
-    x = torch.cat([other.train_x, other.test_x])
-    return other.normalise(x[some(len(x))])
+        x = private.train_x[held_out]
+    else:
+        is_known = name.partition("@")[0] in registry.dataset
+        how = None if is_known else section.normalise
+        update = {"name": name, "variant": None, "validation": None, "normalise": how}
+        other = load(section.model_copy(update=update), download=download)
+        are_texts = other.words is not None, private.words is not None
+        if other.name == private.name or other.shape != private.shape or len({*are_texts}) > 1:
+            raise FldiagError(
+                f"public data {name!r} are {other.name!r} {other.shape}, the private data {private.name!r} {private.shape}",
+                "use other data than the private ones, of the same shape, or holdout:N",
+                usage=True,
+            )
+        if all(are_texts):
+            sentences = dict.fromkeys((sentence,) for pair in other.texts for sentence in pair)
+            x = private.words.numbers([*sentences])
+        else:
+            source, x = other, torch.cat([other.train_x, other.test_x])
+    order = numpy_rng(seed, "public subset").permutation(len(x))[: section.public_size]
+    return source.normalise(x[torch.from_numpy(order).sort().values])
 
 
 @registry.dataset("digits", embedded=True)
@@ -201,9 +195,8 @@ def iris(root: str | None = None, download: bool = False) -> Dataset:
 
 def _table_of_scikit_learn(file: str, skiprows: int = 0) -> tuple[Tensor, Tensor]:
     """Features and labels. Importing the package takes a second, so it is not."""
-    spec = importlib.util.find_spec("sklearn")
-    path = Path(spec.origin).parent / "datasets" / "data" / file  # type: ignore[union-attr, arg-type]
-    table = np.loadtxt(path, delimiter=",", skiprows=skiprows)
+    path = distribution("scikit-learn").locate_file(f"sklearn/datasets/data/{file}")
+    table = np.loadtxt(str(path), delimiter=",", skiprows=skiprows)
     return torch.from_numpy(table[:, :-1].copy()), torch.from_numpy(table[:, -1]).long()
 
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from fldiag.models import minilm
 from fldiag.sections import LENGTH, SPECIAL, VOCABULARY, DataSection
 
 PAD, UNKNOWN, START, END = range(4)
+SPLITS = ("train", "test")
 #: One text, or two that belong together (a premise and a hypothesis).
 Text = tuple[str, ...]
 #: Names that a column may have, in the order in which they are looked for.
@@ -54,14 +54,16 @@ def find(section: DataSection) -> Dataset:
     name = section.name
     if name in SETS:
         home = folder(section)
-        globs = {split: home.glob(f"{name}_{split}.[ct]sv*") for split in ("train", "test")}
-        frames = [_read(min(g, default=home / f"{name}_{split}.tsv")) for split, g in globs.items()]
+        frames = [
+            _read(min(home.glob(f"{name}_{split}.[ct]sv*"), default=home / f"{name}_{split}.tsv"))
+            for split in SPLITS
+        ]
     else:
         path = Path(name.removeprefix("csv:")).expanduser()
         frame = _read(path)
         if "split" not in frame:
             raise FldiagError(f"{path} has no column 'split' with train and test", usage=True)
-        frames = [frame[frame["split"] == split] for split in ("train", "test")]
+        frames = [frame[frame["split"] == split] for split in SPLITS]
     (train, train_names), (test, test_names) = (_columns(frame, name) for frame in frames)
     names = sorted({*train_names, *test_names})
     is_numbered = all(n.isdecimal() for n in names)
@@ -93,7 +95,7 @@ def _read(path: Path) -> pd.DataFrame:
     options = tabs if ".tsv" in path.suffixes else {}
     try:
         return pd.read_csv(path, dtype=str, keep_default_na=False, **options)
-    except (OSError, ValueError, EOFError) as error:  # pandas' own errors are ValueErrors
+    except Exception as error:  # a damaged file can make its reader raise anything
         raise FldiagError(
             f"{path} is not a readable table ({first_line(error)})",
             "write it in UTF-8 with the columns label and text",
@@ -169,13 +171,13 @@ class Words:
 
     def numbers(self, texts: Sequence[Text]) -> Tensor:
         """Token numbers of texts (or pairs), int32 [n, length]: [CLS] text [SEP], and of a pair the second text and [SEP]."""
-        numbers = np.empty((len(texts), self.length), dtype=np.int32)
+        numbers = []
         # in pieces, as the library's answers take a hundred times the memory of the numbers
         for start in range(0, len(texts), 1000):
             batch = [text if len(text) == 2 else text[0] for text in texts[start : start + 1000]]
             encoded = self._tokenizer.encode_batch(batch)
-            numbers[start : start + len(batch)] = [text.ids for text in encoded]
-        return torch.from_numpy(numbers)
+            numbers.append(torch.tensor([text.ids for text in encoded], dtype=torch.int32))
+        return torch.cat(numbers)
 
     @cached_property
     def _tokenizer(self) -> Any:

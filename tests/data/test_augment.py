@@ -23,11 +23,11 @@ def run(names, x=IMAGES, seed=0):
 def test_a_crop_is_a_slice_of_the_padded_image(dtype, mode):
     x = IMAGES.to(dtype)
     offsets = torch.randint(0, 7, (2, 40), generator=torch.Generator().manual_seed(1))
-    crops = augment.crop(x, offsets, 3, reflect=mode == "reflect")
+    crops = augment.crop(x, offsets, 3, mode)
     for image, crop, (row, column) in zip(x, crops, offsets.T.tolist(), strict=True):
         padded = np.pad(image.numpy(), ((0, 0), (3, 3), (3, 3)), mode=mode)
         assert np.array_equal(crop.numpy(), padded[:, row : row + 10, column : column + 12])
-    assert crops.dtype == dtype and torch.equal(augment.crop(x, torch.full((2, 40), 3), 3), x)
+    assert crops.dtype == dtype and torch.equal(augment.crop(x, torch.full((2, 40), 3), 3, mode), x)
 
 
 def test_places_of_crops_are_uniform():

@@ -86,7 +86,7 @@ def test_torchvisions_own_files_are_read_and_nothing_is_downloaded_unasked(folde
     asked = []
 
     class Cifar:
-        def __init__(self, root, download, train):
+        def __init__(self, root, train, download):
             asked.append((str(root), download, train))
             self.data = RNG.integers(0, 256, (10, 32, 32, 3)).astype(np.uint8)
             self.targets = list(range(10))
@@ -198,8 +198,10 @@ def test_own_data_are_normalised_only_as_said(how, folder):
 
 
 DAMAGED = {
-    "lacks train_labels": lambda a: {k: v for k, v in a.items() if k != "train_labels"},
-    "arrays of Python objects": lambda a: a | {"train_labels": np.array([{}] * 20, dtype=object)},
+    "train_labels is not a file": lambda a: {k: v for k, v in a.items() if k != "train_labels"},
+    "Object arrays cannot be loaded": lambda a: (
+        a | {"train_labels": np.array([{}] * 20, dtype=object)}
+    ),
     "each example needs both": lambda a: a | {"train_labels": a["train_labels"][:-1]},
     "targets are float32": lambda a: a | {"train_labels": a["train_labels"] * 1.0},
     "training labels go from -1": lambda a: a | {"train_labels": a["train_labels"] - 1},
@@ -309,7 +311,7 @@ def test_public_data_are_drawn_from_another_set_or_leave_the_private_one(size, f
 @pytest.mark.parametrize(
     ("public", "words"),
     [
-        ("iris", r"shape \(4,\)"),
+        ("iris", r"'iris' \(4,\)"),
         ("digits", "use other data than the private ones"),
         ("holdout:1500", "N from 1 to 1499"),
         ("holdout:few", "N from 1 to 1499"),
