@@ -216,7 +216,7 @@ def lanczos(
         if main.done == size:
             overlooked = 0.0
         elif len(accurate) == k and accurate.all():
-            beyond = np.where(residuals[:k] > slack, -(residuals[:k] ** 2) / slack, slack)
+            beyond = [s if r <= s else -(r**2) / s for r, s in zip(residuals, slack, strict=False)]
             edge = float((height(theta[:k]) + beyond).min())
             found, overlooked = _search(
                 multiply,

@@ -20,43 +20,43 @@ from fldiag.sections import Matrix
 Operator = Callable[[Tensor], Tensor]
 #: Weights by name -> outputs of a batch, and its share of the loss as a function of them.
 Batch = Callable[[Mapping[str, Tensor]], tuple[Any, Callable[[Any], Tensor]]]
-#: Pieces of v, one a tensor -> those of its product (None: zero).
-Product = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+#: Pieces of v, one a tensor -> those of its product.
+Product = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+def slopes(value: Tensor, leaves: Sequence[Tensor], twice: bool = False) -> Sequence[Tensor]:
+    """The gradient of a number in leaves, zero in those on which it does not depend; ``twice``: to be differentiated again."""
+    if not value.requires_grad:
+        return [torch.zeros_like(t) for t in leaves]
+    return grad(value, leaves, create_graph=twice, retain_graph=True, materialize_grads=True)
 
 
 def pull_back(
-    outputs: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence[Tensor]
-) -> tuple[Any, ...]:
-    """J^T v with the derivative J of outputs in the leaves, as that of <outputs, v>: ``grad`` with vectors would import sympy."""
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    twice: bool = False,
+) -> Sequence[Tensor]:
+    """J^T v with the derivative J of outputs in leaves, as that of <outputs, v>: ``grad`` with vectors would import sympy."""
     inner: Any = sum((out * v).sum() for out, v in zip(outputs, vectors, strict=True))
-    return grad(inner, leaves, retain_graph=True, allow_unused=True)
+    return slopes(inner, leaves, twice)
 
 
 def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
     """Products with the Hessian of ``loss(z)`` in the leaves, from which z was computed."""
-    slopes = grad(loss(z), leaves, create_graph=True, allow_unused=True)
-    curved = [i for i, slope in enumerate(slopes) if slope is not None and slope.requires_grad]
-
-    def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        if not curved:  # linear in the weights
-            return [None] * len(leaves)
-        return pull_back([slopes[i] for i in curved], leaves, [v[i] for i in curved])
-
-    return product
+    gradient = slopes(loss(z), leaves, twice=True)
+    return lambda v: pull_back(gradient, leaves, v)
 
 
 def ggn_product(z: Tensor, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
     """Products with J^T H_L J: J is the derivative of z in the leaves, H_L the Hessian of the loss in z."""
     at, u = z.detach().requires_grad_(), torch.zeros_like(z).requires_grad_()
-    slope = grad(loss(at), at, create_graph=True)[0]
-    back = grad((z * u).sum(), leaves, create_graph=True, allow_unused=True)  # J^T u, linear in u
-    used = [i for i, b in enumerate(back) if b is not None]
+    slope = slopes(loss(at), [at], twice=True)
+    back = pull_back([z], leaves, [u], twice=True)  # J^T u, linear in u
 
-    def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        if not slope.requires_grad:  # linear in the outputs
-            return [None] * len(leaves)
-        jv = pull_back([back[i] for i in used], [u], [v[i] for i in used])
-        return pull_back([z], leaves, pull_back([slope], [at], jv))
+    def product(v: Sequence[Tensor]) -> Sequence[Tensor]:
+        jv = pull_back(back, [u], v)
+        return pull_back([z], leaves, pull_back(slope, [at], jv))
 
     return product
 
@@ -125,8 +125,7 @@ class Curvature:
                 text = f"the model cannot be differentiated twice: {first_line(error)}"
                 raise FldiagError(text, "replace the operation that has no derivative") from error
             for place, part in zip(total.split(self.sizes), parts, strict=True):
-                if part is not None:
-                    place += part.reshape(-1)
+                place += part.reshape(-1)
         self.products += 1
         return finite(total)
 
@@ -138,9 +137,9 @@ class Differences:
     rounding are about alike (Nocedal and Wright, *Numerical Optimization*, 8.1).
     """
 
-    def __init__(self, gradient: Callable[[Tensor], Tensor], w: Tensor):
+    def __init__(self, gradient: Callable[[Tensor], Tensor], w: Tensor, sizes: Sequence[int] = ()):
         self.gradient, self.w, self.size, self.products = gradient, w, len(w), 0
-        self.sizes = [self.size]
+        self.sizes = sizes
         self.step = torch.finfo(w.dtype).eps ** (1 / 3) * max(1.0, float(w.double().norm()))
 
     def __call__(self, v: Tensor) -> Tensor:

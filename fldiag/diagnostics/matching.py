@@ -16,12 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, pairs
-from fldiag.problem.diagonal import Diagonal, diagonal, norm
-from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only

@@ -22,8 +22,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, wide_range
-from fldiag.problem.diagonal import Diagonal, diagonal
-from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs
 from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: The ratio reported is lambda_1 over this eigenvalue (or over the last one, when fewer are asked for).
+RATIO_INDEX = 5
 #: Lanczos steps from each of so many random vectors, and values at which the density is given.
 STEPS, PROBES, POINTS = 30, 4, 501
 #: Decades of the density that are drawn.
@@ -57,6 +58,33 @@ LAMBDA_1 = Number(
     column="λ₁ ± residual",
     within=("landscape",),
 )
+
+
+def eigenvalue_rows(
+    problem: Problem, pairs: EigenPairs, *, which: Which = "largest", **about: Any
+) -> list[Row]:
+    """A row an eigenvalue (index from 1), and the ratio lambda_1 / lambda_k (index k: 5, or the last) with its first-order error.
+
+    No ratio from the lower end of the spectrum, nor to an eigenvalue that is zero within its residual or within rounding.
+    """
+    method = "lanczos, differences" if problem.by_differences else "lanczos"
+    common: Row = {"estimator": method, "which": which, **about}
+    columns = (of.tolist() for of in (pairs.values, pairs.residuals, pairs.converged))
+    rows: list[Row] = [
+        {**common, "metric": "eigenvalue", "index": i, "value": v, "residual": r, "converged": c}
+        for i, (v, r, c) in enumerate(zip(*columns, strict=True), start=1)
+    ]
+    if which == "smallest" or len(rows) < 2:
+        return rows
+    last = min(RATIO_INDEX, len(rows))
+    top, low = rows[0], rows[last - 1]
+    row: Row = {**common, "metric": "eigenvalue_ratio", "index": last, "value": None}
+    row["converged"] = top["converged"] and low["converged"]
+    size = abs(low["value"])
+    if size > max(low["residual"], problem.noise * float(np.abs(pairs.values).max())):
+        row["value"] = top["value"] / low["value"]
+        row["residual"] = (top["residual"] + abs(row["value"]) * low["residual"]) / size
+    return [*rows, row]
 
 
 def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:

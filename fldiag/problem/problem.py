@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from fldiag.curvature.operator import Curvature, Differences, finite
+from fldiag.curvature.operator import Curvature, Differences, finite, slopes
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
 from fldiag.params import Layout
@@ -263,7 +263,7 @@ class Problem:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
         leaf = w.detach().requires_grad_()
         with torch.enable_grad():
-            return torch.autograd.grad(self.total(leaf, x, y), leaf, create_graph=twice)[0]
+            return slopes(self.total(leaf, x, y), [leaf], twice)[0]
 
     @cached_property
     def criterion(self) -> Loss:
@@ -323,6 +323,10 @@ class Problem:
         size = max(1, min(LARGEST, room // self.bytes_of_example))
         parts = -(-self.n // size)
         return [(i * self.n // parts, (i + 1) * self.n // parts) for i in range(parts)]
+
+    def rows_in_memory(self, size: int) -> int:
+        """How many vectors of this size in float64 fit a quarter of the memory."""
+        return self.memory // 4 // (8 * size)
 
     @cached_property
     def _batches(self) -> dict[int, tuple[Tree, Tree]]:
@@ -459,7 +463,7 @@ class Problem:
         if self.by_differences:
             if matrix != "hessian" or len(names) < len(self.layout.names):
                 raise FldiagError("by differences there is only the whole Hessian", usage=True)
-            return Differences(self.gradient, at)
+            return Differences(self.gradient, at, self.layout.sizes)
         views, weight = self.layout.views(at), self.weight
 
         def batch(i: int, leaves: Mapping[str, Tensor]) -> tuple[Any, Callable[[Any], Tensor]]:

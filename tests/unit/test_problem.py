@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerator import DEVICES, there
+from reference import rows, value
+from reference import values as values_of
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fldiag
 from fldiag.curvature.lanczos import lanczos
-from fldiag.problem.diagonal import diagonal, exact_layers
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.hessian import diagonal, eigenpairs, exact_layers
 
 N = 40
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
@@ -206,7 +207,7 @@ def test_diagonals_are_exact_where_outputs_are_piecewise_linear_in_the_layer(nam
     start = 0
     for tensor, values in result.values.items():
         part = true[start : (start := start + len(values))]
-        if tensor in result.exact:
+        if result.is_exact([tensor]):
             torch.testing.assert_close(values, part, rtol=1e-4, atol=1e-6)
 
 
@@ -235,15 +236,56 @@ def test_products_without_a_second_derivative_are_differences():
     """Their eigenvalue is that of differences of the gradient in double precision, and its row says so."""
     net = mlp(nn.Hardsigmoid).double()
     p = fldiag.Problem(net, F.cross_entropy, (X.double(), Y), dtype=torch.float64)
-    table = fldiag.diagnose(p, "spectrum", k=1, tol=1e-5)
+    table = fldiag.diagnose(p, "spectrum", k=1, tol=1e-5, trace=True)
     row = table[table["metric"] == "eigenvalue"].iloc[0]
     columns = [
         (p.gradient(p.w + 1e-6 * e) - p.gradient(p.w - 1e-6 * e)) / 2e-6
         for e in torch.eye(len(p.w)).double()
     ]
-    true = float(torch.linalg.eigvalsh(torch.stack(columns))[-1])
-    assert float(row["value"]) == pytest.approx(true, rel=1e-4)
-    assert "differences" in row["estimator"] and "differences" in " ".join(p.remarks)
+    h = torch.stack(columns)
+    assert float(row["value"]) == pytest.approx(float(torch.linalg.eigvalsh(h)[-1]), rel=1e-4)
+    assert "differences" in " ".join(p.remarks) + row["estimator"]
+    for layer, block in ((None, h), ("2", h[25:, 25:])):
+        assert value(table, "trace", layer=layer) == pytest.approx(float(block.trace()), rel=1e-4)
+    assert rows(table, "trace")["estimator"].str.contains("differences").all()
+
+
+class Extra(nn.Module):
+    """A layer with a bare parameter, and another one of which nothing depends; it may be called nevertheless."""
+
+    def __init__(self, bare=False, called=False):
+        super().__init__()
+        self.net, self.extra, self.called = mlp(nn.ReLU), nn.Linear(4, 60), called
+        self.bare = nn.Parameter(torch.ones(4, 60)) if bare else None
+
+    def forward(self, x):
+        if self.called:
+            self.extra(x)
+        return self.net(x) if self.bare is None else (x @ self.bare)[:, :3]
+
+
+def weighted_sum(z, y):
+    return (z * F.one_hot(y, 3)).sum(1).mean()
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_what_the_outputs_do_not_depend_on_has_no_curvature(called):
+    """Exact where its layer is called, else by probes; and so is all that is linear in weights."""
+    options = {"k": 1, "trace": True, "per_layer": True}
+    expected, frame, linear = (
+        fldiag.diagnose(fldiag.Problem(net, loss, (X, Y)), "spectrum", **options)
+        for net, loss in (
+            (mlp(nn.ReLU), F.cross_entropy),
+            (Extra(called=called), F.cross_entropy),
+            (Extra(bare=True, called=called), weighted_sum),
+        )
+    )
+    assert value(frame, "trace", layer=None) == pytest.approx(
+        value(expected, "trace", layer=None), rel=1e-6
+    )
+    for metric in ("trace", "eigenvalue"):
+        assert value(frame, metric, layer="extra") == 0
+        assert set(values_of(linear, metric)) == {0}
 
 
 def test_a_coarser_forward_is_said_and_counts_as_noise():
