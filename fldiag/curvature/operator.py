@@ -7,6 +7,7 @@ form). Gauss-Newton: J^T H_L J v (Schraudolph, Neural Computation 2002), with J 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,11 +21,15 @@ from fldiag.sections import Matrix
 Operator = Callable[[Tensor], Tensor]
 #: Weights by name -> outputs of a batch, and its share of the loss as a function of them.
 Batch = Callable[[Mapping[str, Tensor]], tuple[Any, Callable[[Any], Tensor]]]
-#: Pieces of v, one a tensor -> those of its product.
-Product = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+#: Pieces of a vector, one a tensor.
+Pieces = Sequence[Tensor]
+#: Those of v -> those of its product.
+Product = Callable[[Pieces], Pieces]
+#: Relative error from which on a derivative is wrong.
+WRONG = 1e-3
 
 
-def slopes(value: Tensor, leaves: Sequence[Tensor], twice: bool = False) -> Sequence[Tensor]:
+def slopes(value: Tensor, leaves: Pieces, twice: bool = False) -> Pieces:
     """The gradient of a number in leaves, zero in those on which it does not depend; ``twice``: to be differentiated again."""
     if not value.requires_grad:
         return [torch.zeros_like(t) for t in leaves]
@@ -32,33 +37,33 @@ def slopes(value: Tensor, leaves: Sequence[Tensor], twice: bool = False) -> Sequ
 
 
 def pull_back(
-    outputs: Sequence[Tensor],
-    leaves: Sequence[Tensor],
-    vectors: Sequence[Tensor],
+    outputs: Pieces,
+    leaves: Pieces,
+    vectors: Pieces,
     twice: bool = False,
-) -> Sequence[Tensor]:
+) -> Pieces:
     """J^T v with the derivative J of outputs in leaves, as that of <outputs, v>: ``grad`` with vectors would import sympy."""
     inner: Any = sum((out * v).sum() for out, v in zip(outputs, vectors, strict=True))
     return slopes(inner, leaves, twice)
 
 
-def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
+def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Pieces) -> Product:
     """Products with the Hessian of ``loss(z)`` in the leaves, from which z was computed."""
     gradient = slopes(loss(z), leaves, twice=True)
     return lambda v: pull_back(gradient, leaves, v)
 
 
-def ggn_product(z: Tensor, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
+def ggn_product(z: Tensor, loss: Callable[[Any], Tensor], leaves: Pieces) -> Product:
     """Products with J^T H_L J: J is the derivative of z in the leaves, H_L the Hessian of the loss in z."""
     at, u = z.detach().requires_grad_(), torch.zeros_like(z).requires_grad_()
     slope = slopes(loss(at), [at], twice=True)
     back = pull_back([z], leaves, [u], twice=True)  # J^T u, linear in u
 
-    def product(v: Sequence[Tensor]) -> Sequence[Tensor]:
+    def multiply(v: Pieces) -> Pieces:
         jv = pull_back(back, [u], v)
         return pull_back([z], leaves, pull_back(slope, [at], jv))
 
-    return product
+    return multiply
 
 
 class Curvature:
@@ -94,11 +99,10 @@ class Curvature:
         self._form = hessian_product if matrix == "hessian" else ggn_product
         self._graphs: dict[int, Product] = {}
 
-    def _prepare(self, i: int) -> Product:
+    def _product(self, i: int) -> Product:
         if i in self._graphs:
             return self._graphs[i]
-        z, loss = self.batches[i](self.weights)
-        product = self._form(z, loss, list(self.weights.values()))
+        product = self._form(*self.batches[i](self.weights), [*self.weights.values()])
         if i < self.keep:
             self._graphs[i] = product
         return product
@@ -120,7 +124,7 @@ class Curvature:
         for i in range(len(self.batches)):
             try:
                 with torch.enable_grad():
-                    parts = self._prepare(i)(pieces)
+                    parts = self._product(i)(pieces)
             except RuntimeError as error:
                 text = f"the model cannot be differentiated twice: {first_line(error)}"
                 raise FldiagError(text, "replace the operation that has no derivative") from error
@@ -160,6 +164,15 @@ class Differences:
         ahead, behind = ((self.w.double() + s * v.double()).to(self.w) for s in (step, -step))
         apart = float((ahead.double() - behind.double()).norm())  # as rounded
         return (self.gradient(ahead) - self.gradient(behind)) / apart
+
+    def show(self, derivative: Operator, ways: Pieces, step: float, floor: float) -> bool:
+        """Whether they show a derivative along one of the ways: a shorter step crosses fewer kinks, a longer one rounds less."""
+        for h, v in product((step, step / 10), ways):
+            expected = self.along(v, h)
+            error = float((derivative(v) - expected).norm())
+            if error <= WRONG * max(float(expected.norm()), floor):
+                return True
+        return False
 
 
 def finite(product: Tensor) -> Tensor:

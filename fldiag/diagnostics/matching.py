@@ -146,7 +146,7 @@ def hessian(
         sizes, is_converged = np.abs(top.values), bool(top.converged.all())
         if sizes.min() > problem.noise * sizes.max():
             space = top.vectors.to("cpu", problem.dtype)
-    of_tensors = np.array([whole.trace([n]) for n in problem.layout.names], dtype=float)
+    of_tensors = np.array([whole.part([n]).trace() for n in problem.layout.names], dtype=float)
     traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
     noise = whole.vector_stderr().to("cpu", problem.dtype)
     common = {**problem.common, "data": None if client is None else place}

@@ -92,19 +92,18 @@ def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
     rows: list[Row] = []
     layers = {layer or "(model)": names for layer, names in problem.layout.layers.items()}
     for layer, names in [(None, problem.layout.names), *layers.items()]:
-        is_exact = result.is_exact(names)
-        parts = (torch.cat([part[n] for n in names]) for part in (result.values, result.stderr))
-        pairs = torch.stack(list(parts), 1).tolist()
+        part = result.part(names)
+        pairs = torch.stack([part.vector(), part.vector_stderr()], 1).tolist()
         numbers = {
-            "trace": result.trace(names),
-            "diagonal_norm": result.norm(names),
+            "trace": part.trace(),
+            "diagonal_norm": part.norm(),
             "diagonal_max": max(pairs),
             "diagonal_min": min(pairs),
         }
-        common: Row = {"layer": layer, "estimator": result.estimator(names)}
-        common["converged"] = is_exact or result.converged
+        common: Row = {"layer": layer, "estimator": part.estimator()}
+        common["converged"] = part.is_exact() or result.converged
         for metric, (value, stderr) in numbers.items():
-            error = None if is_exact else stderr
+            error = None if part.is_exact() else stderr
             rows.append({**common, "metric": metric, "value": value, "stderr": error})
     return rows
 

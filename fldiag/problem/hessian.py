@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -205,9 +205,9 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
 
     Raises FldiagError where it is not finite.
     """
-    layers, views = exact_layers(problem), problem.layout.views(problem.w.double())
+    layers, w = exact_layers(problem), problem.layout.views(problem.w.double())
     names = [n for layer in layers for n in problem.layout.layers[layer]]
-    sums = {n: torch.full_like(views[n].reshape(-1), problem.weight_decay) for n in names}
+    sums = {n: torch.full_like(w[n], problem.weight_decay).reshape(-1) for n in names}
     for x, y in problem.batches() if layers else ():
         parts = ggn_diagonal(problem, layers, x, lambda z, y=y: problem.criterion.total(z, y))  # type: ignore[misc]
         for name in parts.keys() & sums.keys():
@@ -240,39 +240,41 @@ class Diagonal:
     noise: float
     by_differences: bool
 
-    def is_exact(self, names: Sequence[str] | None = None) -> bool:
-        """Whether none of these tensors (default: all) is estimated."""
-        return self.samples.keys().isdisjoint(names or self.values)
+    def part(self, names: Sequence[str]) -> Diagonal:
+        """That of some tensors."""
+        whole = self.values, self.stderr, self.samples
+        values, stderr, samples = ({n: of[n] for n in names if n in of} for of in whole)
+        return replace(self, values=values, stderr=stderr, samples=samples)
 
-    def estimator(self, names: Sequence[str] | None = None) -> str:
-        """How these tensors' part (default: all) was computed."""
-        method = "exact" if self.is_exact(names) else "hutchinson"
+    def is_exact(self) -> bool:
+        """Whether no tensor is estimated."""
+        return not self.samples
+
+    def estimator(self) -> str:
+        """How it was computed."""
+        method = "hutchinson" if self.samples else "exact"
         return f"{method}, differences" if self.by_differences else method
 
     def vector(self) -> Tensor:
         """The diagonal [P]."""
-        return torch.cat(list(self.values.values()))
+        return torch.cat([*self.values.values()])
 
     def vector_stderr(self) -> Tensor:
         """Its standard errors [P]; 0 where it is exact."""
-        return torch.cat(list(self.stderr.values()))
+        return torch.cat([*self.stderr.values()])
 
-    def trace(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
-        """The trace over these tensors (default: all), and its standard error (None where it is exact)."""
-        names = list(names or self.values)
-        value = math.fsum(float(self.values[n].sum()) for n in names)
-        samples = [self.samples[n] for n in names if n in self.samples]
-        if not samples:
+    def trace(self) -> tuple[float, float | None]:
+        """The trace and its standard error (None where it is exact)."""
+        value = math.fsum(float(v.sum()) for v in self.values.values())
+        if not self.samples:
             return value, None
-        return value, math.hypot(stderr_of(torch.stack(samples).sum(0)), self.noise * value)
+        samples = torch.stack([*self.samples.values()]).sum(0)
+        return value, math.hypot(stderr_of(samples), self.noise * value)
 
-    def norm(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
+    def norm(self) -> tuple[float, float | None]:
         """The Euclidean norm, without the part that noise adds to it, and its standard error to first order."""
-        parts = (
-            torch.cat([p[n] for n in names or self.values]) for p in (self.values, self.stderr)
-        )
-        size, error = norm(*parts)
-        return size, None if self.is_exact(names) else error
+        size, error = norm(self.vector(), self.vector_stderr())
+        return size, error if self.samples else None
 
 
 def stderr_of(samples: Tensor) -> float:
@@ -338,8 +340,7 @@ def diagonal(
                     break
             samples = dict(zip(rest, traces.T, strict=True))
         products = operator.products
-        values |= dict(zip(rest, mean.split(operator.sizes), strict=True))
-        errors |= dict(zip(rest, error.split(operator.sizes), strict=True))
-    values, errors = ({n: of[n] for n in names} for of in (values, errors))
-    noise = problem.noise
-    return Diagonal(values, errors, samples, is_close, products, noise, problem.by_differences)
+        for of, vector in ((values, mean), (errors, error)):
+            of |= zip(rest, vector.split(operator.sizes), strict=True)
+    about = is_close, products, problem.noise, problem.by_differences
+    return Diagonal(values, errors, samples, *about).part(names)

@@ -81,18 +81,18 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
     is_integer = isinstance(y, Tensor) and not y.is_floating_point()
     if function is F.binary_cross_entropy_with_logits and is_integer:
         return as_sums(lambda z, y: loss(z, y.to(z)), call, x, y)
-    z, is_mean = call(x), options.pop("reduction", "mean") == "mean"
+    is_mean = options.pop("reduction", "mean") == "mean"
     if function in (F.cross_entropy, F.nll_loss) and is_mean and is_integer:
         return _entropy(function, **options)
+    z = call(x)
     if isinstance(loss(z, y), (tuple, list)):
-        forms = [_counted(loss, z)]
-        if float(forms[0].count(y)) != float(_counted(loss, 2 * z).count(y)):
-            forms = []
+        sums = _counted(loss, z)
+        forms = [sums] if sums.count(y) == _counted(loss, 2 * z).count(y) else []
     else:
         forms = [_mean(loss, count)]
     if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
-        for first, what in enumerate(("labels that count", "labels after the first")):
-            forms.append(_mean(loss, functools.partial(_count_labels, first), what))
+        forms += [_mean(loss, _count_labels(0), "labels that count")]
+        forms += [_mean(loss, _count_labels(1), "labels after the first")]
         labels = y["labels"].clone()
         for i, row in enumerate(labels):  # ever fewer, as rows alike tell no form from another
             row[len(row) - (len(row) - 1) * i // len(labels) :] = IGNORED
@@ -108,8 +108,8 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
     )
 
 
-def _count_labels(first: int, y: Tree) -> Tensor:
-    return (y["labels"][:, first:] != IGNORED).sum()
+def _count_labels(first: int) -> Callable[[Tree], Tensor]:
+    return lambda y: (y["labels"][:, first:] != IGNORED).sum()
 
 
 def _counted(loss: Callable[[Any, Any], Any], z: Tensor) -> Loss:
@@ -124,18 +124,23 @@ def _counted(loss: Callable[[Any, Any], Any], z: Tensor) -> Loss:
 def _mean(
     loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], what: str = "examples"
 ) -> Loss:
-    """A mean over what ``count`` counts, as sums."""
-    return Loss(lambda z, y: loss(z, y).reshape(()) * count(y), count, what)
+    """A mean over what ``count`` counts, as sums. The mean over nothing, NaN, is a sum of 0."""
+
+    def total(z: Any, y: Tree) -> Tensor:
+        number = count(y)
+        return loss(z, y).reshape(()) * number if number else torch.zeros(())
+
+    return Loss(total, count, what)
 
 
 def is_sum(loss: Loss, call: Callable[[Tree], Any], x: Tree, y: Tree) -> bool:
-    """Whether the total of a batch is the sum of those of its halves."""
+    """Whether the total of a batch is the sum of those of its halves, or is not finite itself."""
     half = count(y) // 2
-    if not half:
-        return True
     cuts = slice(None), slice(half), slice(half, None)
     whole, *parts = (float(loss.total(call(cut(x, part)), cut(y, part))) for part in cuts)
-    return not abs(math.fsum(parts) - whole) > 1e-4 * abs(whole) + 1e-5 * sum(map(abs, parts))
+    error = abs(math.fsum(parts) - whole)
+    bound = 1e-4 * abs(whole) + 1e-5 * sum(map(abs, parts))
+    return not half or not math.isfinite(whole) or error <= bound
 
 
 def form_of(loss: Any) -> tuple[Any, dict[str, Any]]:
@@ -194,14 +199,14 @@ class Scores:
         right: 1 where the answer is right and else 0 [n] in float64; with several labels an example their number, scaled so that
             the mean is over all labels. None where the loss is no classification.
         counts: by how much every example counts [n], 1 on average.
-        shares: how often each class is the label, as a share of 1.
+        labels: how often each class is the label [classes].
     """
 
     loss: float
     each: Tensor | None
     right: Tensor | None
     counts: Tensor | None = None
-    shares: tuple[float, ...] = ()
+    labels: Tensor | None = None
 
     @property
     def stderr(self) -> float | None:
@@ -220,10 +225,11 @@ class Scores:
         """Rows ``loss`` and, of a classification, ``accuracy``, with that of a guess; standard errors over the examples."""
         common: Row = {"estimator": "exact", "inputs": problem.inputs}
         rows: list[Row] = [{**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}]
-        if self.right is not None:
+        if self.right is not None and self.labels is not None:
+            shares = (self.labels / self.labels.sum()).tolist()
             row: Row = {"metric": "accuracy", "value": float(self.right.mean())}
             row |= {"stderr": Scores(0.0, self.right, None).stderr}
-            row |= {"guess": guess_accuracy(self.shares, problem.slice_name)}
+            row |= {"guess": guess_accuracy(shares, problem.slice_name)}
             rows.append({**common, **row})
         return rows
 

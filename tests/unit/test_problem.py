@@ -207,7 +207,7 @@ def test_diagonals_are_exact_where_outputs_are_piecewise_linear_in_the_layer(nam
     start = 0
     for tensor, values in result.values.items():
         part = true[start : (start := start + len(values))]
-        if result.is_exact([tensor]):
+        if result.part([tensor]).is_exact():
             torch.testing.assert_close(values, part, rtol=1e-4, atol=1e-6)
 
 
