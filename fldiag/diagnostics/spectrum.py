@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from operator import truediv
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -153,7 +154,7 @@ def pyhessian_rows(
         warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
         engine = pyhessian.hessian(
             module,
-            lambda z, y: loss.total(z, y) / loss.count(y),
+            lambda z, y: truediv(*loss.sums(z, y)),
             dataloader=list(problem.batches()),
             cuda=problem.device.type == "cuda",
         )

@@ -211,7 +211,7 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
     for x, y in problem.batches() if layers else ():
         parts = ggn_diagonal(problem, layers, x, lambda z, y=y: problem.criterion.total(z, y))  # type: ignore[misc]
         for name in parts.keys() & sums.keys():
-            sums[name] += parts[name].reshape(-1) / problem.weight
+            sums[name] += parts[name].reshape(-1) / problem.centre.weight
     return {n: finite(v) for n, v in sums.items()}
 
 

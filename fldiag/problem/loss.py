@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,28 +31,34 @@ FUNCTIONS = {
 OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing")
 
 
+#: (outputs, y) -> total and count.
+Sums = Callable[[Any, Tree], Sequence[Any]]
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss as sums.
 
     Args:
-        total: (outputs, y) -> the sum over a batch.
-        count: y -> how much the batch counts.
+        sums: of a batch.
         mean_over: what it counts.
-        single: (outputs, y) -> total and count of every example [b], where that is known.
+        single: of every example [b], where that is known.
     """
 
-    total: Callable[[Any, Tree], Tensor]
-    count: Callable[[Tree], Any]
+    sums: Sums
     mean_over: str = "examples"
-    single: Callable[[Any, Tree], tuple[Tensor, Tensor]] | None = None
+    single: Sums | None = None
+
+    def total(self, z: Any, y: Tree) -> Tensor:
+        """The sum over a batch."""
+        return self.sums(z, y)[0]
 
     def each(self, z: Any, y: Tree) -> tuple[Tensor, Tensor] | None:
         """Total and count of every example [b] in float64; None where the loss cannot be taken one by one."""
 
-        def one(*example: Tree) -> tuple[Tensor, Tensor]:
-            z, y = cut(example, None)  # type: ignore[arg-type]
-            return self.total(z, y), torch.as_tensor(self.count(y), dtype=torch.float64)
+        def one(*example: Tree) -> Sequence[Tensor]:
+            sums = self.sums(*cut(example, None))  # type: ignore[arg-type]
+            return [torch.as_tensor(t, dtype=torch.float64) for t in sums]
 
         try:
             totals, counts = (self.single or torch.func.vmap(one))(z, y)
@@ -85,9 +91,9 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
     if function in (F.cross_entropy, F.nll_loss) and is_mean and is_integer:
         return _entropy(function, **options)
     z = call(x)
-    if isinstance(loss(z, y), (tuple, list)):
-        sums = _counted(loss, z)
-        forms = [sums] if sums.count(y) == _counted(loss, 2 * z).count(y) else []
+    value = loss(z, y)
+    if isinstance(value, (tuple, list)):  # the outputs decide nothing about the count
+        forms = [Loss(loss, "what it counts")] * bool(value[1] == loss(2 * z, y)[1])
     else:
         forms = [_mean(loss, count)]
     if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
@@ -112,35 +118,27 @@ def _count_labels(first: int) -> Callable[[Tree], Tensor]:
     return lambda y: (y["labels"][:, first:] != IGNORED).sum()
 
 
-def _counted(loss: Callable[[Any, Any], Any], z: Tensor) -> Loss:
-    """A pair (sum, count) as sums. The outputs z decide nothing about the count."""
-
-    def counted(y: Tree) -> Any:
-        return loss(z[torch.arange(count(y)) % len(z)], y)[1]
-
-    return Loss(lambda z, y: loss(z, y)[0], counted, "what it counts")
-
-
 def _mean(
     loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], what: str = "examples"
 ) -> Loss:
     """A mean over what ``count`` counts, as sums. The mean over nothing, NaN, is a sum of 0."""
 
-    def total(z: Any, y: Tree) -> Tensor:
+    def sums(z: Any, y: Tree) -> Sequence[Any]:
         number = count(y)
-        return loss(z, y).reshape(()) * number if number else torch.zeros(())
+        return loss(z, y).reshape(()) * number if number else torch.zeros(()), number
 
-    return Loss(total, count, what)
+    return Loss(sums, what)
 
 
 def is_sum(loss: Loss, call: Callable[[Tree], Any], x: Tree, y: Tree) -> bool:
     """Whether the total of a batch is the sum of those of its halves, or is not finite itself."""
     half = count(y) // 2
+    if not half:
+        return True
     cuts = slice(None), slice(half), slice(half, None)
     whole, *parts = (float(loss.total(call(cut(x, part)), cut(y, part))) for part in cuts)
-    error = abs(math.fsum(parts) - whole)
     bound = 1e-4 * abs(whole) + 1e-5 * sum(map(abs, parts))
-    return not half or not math.isfinite(whole) or error <= bound
+    return not math.isfinite(whole) or abs(math.fsum(parts) - whole) <= bound
 
 
 def form_of(loss: Any) -> tuple[Any, dict[str, Any]]:
@@ -159,24 +157,17 @@ def _entropy(
     ignore_index: int = IGNORED,
     **options: Any,
 ) -> Loss:
-    def totals(z: Tensor, y: Tensor) -> Tensor:
+    def single(z: Tensor, y: Tensor) -> Sequence[Tensor]:
         w = None if weight is None else weight.to(z)
         # the axis of the classes is 1, as torch has it, or the last, as language models do
         z = z if z.ndim < 3 or z[:, 0].shape == y.shape else z.movedim(-1, 1)
         losses = function(z, y, weight=w, ignore_index=ignore_index, reduction="none", **options)
-        return losses.reshape(len(y), -1).sum(1)
-
-    def counts(y: Tensor) -> Tensor:
-        shares = (y != ignore_index).double()
+        counts = (y != ignore_index).double()
         if weight is not None:
-            shares = shares * weight.to(shares)[y * (y != ignore_index)]
-        return shares.reshape(len(y), -1).sum(1)
+            counts = counts * weight.to(counts)[y * (y != ignore_index)]
+        return [t.reshape(len(y), -1).sum(1) for t in (losses, counts)]
 
-    return Loss(
-        lambda z, y: totals(z, y).sum(),
-        lambda y: counts(y).sum(),
-        single=lambda z, y: (totals(z, y), counts(y)),
-    )
+    return Loss(lambda z, y: [t.sum() for t in single(z, y)], single=single)
 
 
 def is_probabilities(y: Tensor) -> bool:
@@ -200,6 +191,7 @@ class Scores:
             the mean is over all labels. None where the loss is no classification.
         counts: by how much every example counts [n], 1 on average.
         labels: how often each class is the label [classes].
+        weight: what was divided by.
     """
 
     loss: float
@@ -207,6 +199,7 @@ class Scores:
     right: Tensor | None
     counts: Tensor | None = None
     labels: Tensor | None = None
+    weight: float = 1.0
 
     @property
     def stderr(self) -> float | None:

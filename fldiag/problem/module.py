@@ -220,7 +220,7 @@ def _check_loss(problem: Any, z: Any, y: Tree) -> None:
     if not bool(torch.isfinite(value)):
         raise FldiagError(
             f"the loss is {float(value)}",
-            "diagnose a checkpoint from before the training diverged, on data without NaN",
+            "diagnose a checkpoint from before it diverged, on data without NaN, with labels that count",
         )
     _disturb()
     try:

@@ -130,8 +130,8 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
-        once = {k for k, v in vars(Problem).items() if isinstance(v, cached_property)}
-        own = {k: v for k, v in vars(self).items() if k not in once}
+        kinds = {k: getattr(Problem, k, None) for k in vars(self)}
+        own = {k: v for k, v in vars(self).items() if not isinstance(kinds[k], cached_property)}
         return {**own, "model": self.module, "checkpoint": None, "run": None}
 
     def at(
@@ -343,16 +343,6 @@ class Problem:
         """The slice, batch by batch."""
         return map(self.batch, range(len(self.bounds)))
 
-    @cached_property
-    def weight(self) -> float:
-        """What the slice's loss is divided by. Raises FldiagError where nothing counts."""
-        self.probe()
-        with self.guarded():
-            total = math.fsum(float(self.criterion.count(y)) for _, y in self.batches())
-        if not total > 0:
-            raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
-        return total
-
     def _vector(self, w: Tensor | None) -> Tensor:
         return self.w if w is None else self.layout.row(named(w, self.layout)).to(self.w)
 
@@ -380,24 +370,31 @@ class Problem:
         return False
 
     def scores(self, w: Tensor | None = None, buffers: Tensors | None = None) -> Scores:
-        """Loss and right answers at w [P] (default: ``.w``), of one forward pass."""
-        loss, scale = self.criterion, self.n / self.weight
+        """Loss and right answers at w [P] (default: ``.w``), of one forward pass.
+
+        Raises FldiagError where nothing counts.
+        """
+        loss = self.criterion
         with torch.no_grad(), self.guarded():
             batches = [
-                (float(loss.total(z, y)), loss.each(z, y), answers(self.user_loss, z, y))
+                (loss.sums(z, y), loss.each(z, y), answers(self.user_loss, z, y))
                 for z, y in self.evaluate(w, buffers)
             ]
-        totals, singles, replies = zip(*batches, strict=True)
+        sums, singles, replies = zip(*batches, strict=True)
+        total, weight = (math.fsum(map(float, part)) for part in zip(*sums, strict=True))
+        if not weight > 0:
+            raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
         penalty = self.weight_decay / 2 * float(self._vector(w).double().square().sum())
         each = counts = right = labels = None
         if None not in singles:
-            each, counts = (scale * torch.cat(part) for part in zip(*singles, strict=True))
+            parts = zip(*singles, strict=True)
+            each, counts = (self.n / weight * torch.cat(part) for part in parts)
             each = each + penalty * counts
         if None not in replies:
-            parts, numbers = zip(*replies, strict=True)
+            rights, numbers = zip(*replies, strict=True)
             labels = sum(numbers)
-            right = torch.cat(parts).double() * (self.n / int(labels.sum()))
-        return Scores(math.fsum(totals) / self.weight + penalty, each, right, counts, labels)
+            right = torch.cat(rights).double() * (self.n / int(labels.sum()))
+        return Scores(total / weight + penalty, each, right, counts, labels, weight)
 
     @cached_property
     def centre(self) -> Scores:
@@ -426,10 +423,11 @@ class Problem:
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w [P] (default: ``.w``), [P] in float64."""
         at = self._vector(w)
-        total = self.weight * self.weight_decay * at.double()
+        weight = self.centre.weight
+        total = weight * self.weight_decay * at.double()
         for x, y in self.batches():
             total += self.slope(at, x, y)
-        return finite(total / self.weight) if w is None else total / self.weight
+        return finite(total / weight) if w is None else total / weight
 
     def hessian(
         self,
@@ -456,7 +454,7 @@ class Problem:
             if matrix != "hessian" or len(names) < len(self.layout.names):
                 raise FldiagError("by differences there is only the whole Hessian", usage=True)
             return Differences(self.gradient, at, self.layout.sizes)
-        views, weight = self.layout.views(at), self.weight
+        views, weight = self.layout.views(at), self.centre.weight
 
         def batch(i: int, leaves: Tensors) -> tuple[Any, Callable[[Any], Tensor]]:
             x, y = self.batch(i)

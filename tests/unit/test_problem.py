@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerator import DEVICES, there
+from cases import OwnLoss, own_loss, padded, tokens
 from reference import rows, value
 from reference import values as values_of
 from torch import nn
@@ -376,6 +377,23 @@ def test_ignored_classes_have_no_part_in_the_accuracy():
     right = fldiag.Problem(net, loss, (X, Y)).scores().right
     expected = (net(X).argmax(1) == Y)[Y != 1].double().mean()
     assert float(right.mean()) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("ends", [(0, 12), (12, 23), (0, 23)])
+def test_a_models_own_loss_where_no_label_counts(ends):
+    """Batches without a label count for nothing, the sample's halves as well; a slice without one is refused."""
+    labels = padded()
+    labels[slice(*ends)] = -100
+    torch.manual_seed(3)
+    net = OwnLoss()
+    p = fldiag.Problem(net, own_loss, {"ids": tokens(), "labels": labels}, memory=40_000)
+    if ends == (0, 23):
+        with pytest.raises(fldiag.FldiagError, match="the loss is nan"):
+            p.loss()
+    else:
+        true = float(net(tokens(), labels)["loss"])
+        assert len(p.bounds) > 2 and p.loss()[0] == pytest.approx(true, rel=1e-6)
+        assert p.gradient().isfinite().all() and p.remarks
 
 
 BODY = "F.cross_entropy(FACTOR * z, y)"
