@@ -18,7 +18,7 @@ from training import has_cifar
 
 import fldiag
 from fldiag import Problem, data, models
-from fldiag.problem.diagonal import diagonal
+from fldiag.problem.hessian import diagonal
 from fldiag.runs.open_problem import open_problem
 from fldiag.seeding import torch_rng
 

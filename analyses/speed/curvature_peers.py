@@ -23,8 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from fldiag import Problem
 from fldiag.curvature.lanczos import quadrature
-from fldiag.problem.diagonal import diagonal
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.hessian import diagonal, eigenpairs
 
 TOL = 1e-3
 STEPS = 30  # of the density

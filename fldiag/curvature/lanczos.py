@@ -38,7 +38,6 @@ class EigenPairs:
         bounds: [k], min(residual, residual^2 / gap), which holds if no eigenvalue was overlooked in the gap.
         converged: [k], whether the error is within the tolerance, and the search for overlooked eigenvalues is over.
         products: that were spent.
-        overlooked: a bound of the probability that an eigenvalue was overlooked.
     """
 
     values: np.ndarray
@@ -47,7 +46,6 @@ class EigenPairs:
     bounds: np.ndarray
     converged: np.ndarray
     products: int
-    overlooked: float
 
 
 class Krylov:
@@ -216,7 +214,7 @@ def lanczos(
         if main.done == size:
             overlooked = 0.0
         elif len(accurate) == k and accurate.all():
-            beyond = np.where(residuals[:k] > slack, -(residuals[:k] ** 2) / slack, slack)
+            beyond = [s if r <= s else -(r**2) / s for r, s in zip(residuals, slack, strict=False)]
             edge = float((height(theta[:k]) + beyond).min())
             found, overlooked = _search(
                 multiply,
@@ -237,15 +235,9 @@ def lanczos(
             main.restart(max(k + 2, limit // 2), which)
     vectors = main.combine(y[:, :k])
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
-    return EigenPairs(
-        theta[:k],
-        vectors * largest.sign(),
-        residuals[:k],
-        bounds,
-        accurate & (overlooked <= miss),
-        products,
-        overlooked,
-    )
+    converged = accurate & (overlooked <= miss)
+    vectors = vectors * largest.sign()
+    return EigenPairs(theta[:k], vectors, residuals[:k], bounds, converged, products)
 
 
 def _search(
@@ -263,7 +255,6 @@ def _search(
         return v - (vectors @ v) @ vectors
 
     ends = [edge, -edge] if which == "magnitude" else [float(HEIGHT[which](np.array(edge)))]
-    unseen = [Unseen(end, second.size - len(vectors)) for end in ends]
     second.append_random(*start, outside)
     overlooked = 1.0
     while goes_on(overlooked) and second.done < len(second.rows):
@@ -271,7 +262,7 @@ def _search(
         values, y, _ = second.ritz(which)
         if HEIGHT[which](values)[0] > edge:
             return second.combine(y[:, :1])[0], 1.0
-        overlooked = max(end.probability(second.columns[-1], second.done) for end in unseen)
+        overlooked = max(unseen(end, second, second.size - len(vectors)) for end in ends)
     return None, overlooked
 
 
@@ -284,26 +275,21 @@ def _bounds(theta: np.ndarray, residuals: np.ndarray, k: int) -> np.ndarray:
         return np.minimum(residuals[:k], np.where(gap > 0, residuals[:k] ** 2 / gap, np.inf))
 
 
-class Unseen:
+def unseen(point: float, sequence: Krylov, dimension: int) -> float:
     """How probably has a sequence from a random start not shown an eigenvalue at or beyond ``point``?
 
     Its tridiagonal matrix bounds the share of the start vector that can lie there by 1 / sum_i p_i(point)^2 with its orthonormal
     polynomials (Chebyshev, Markov, Stieltjes); of a random start a share below s has a probability of at most
     sqrt(2 / pi * s * dimension).
     """
-
-    def __init__(self, point: float, dimension: int):
-        self.point, self.dimension, self.total = point, dimension, 1.0
-        self._last, self._before, self._beta = 1.0, 0.0, 0.0
-
-    def probability(self, column: np.ndarray, done: int) -> float:
-        """After another product with these coefficients, of which the last is that of the new row."""
-        if len(column) <= done:  # the sequence ended: all of the start vector was seen
+    before, last, beta, total = 0.0, 1.0, 0.0, 1.0
+    for j, column in enumerate(sequence.columns, start=1):
+        if len(column) <= j:  # the sequence ended: all of the start vector was seen
             return 0.0
-        value = ((self.point - column[-2]) * self._last - self._beta * self._before) / column[-1]
-        self._before, self._last, self._beta = self._last, value, column[-1]
-        self.total += value**2
-        return min(1.0, math.sqrt(2 / math.pi * self.dimension / self.total))
+        before, last = last, ((point - column[-2]) * last - beta * before) / column[-1]
+        beta = column[-1]
+        total += last**2
+    return min(1.0, math.sqrt(2 / math.pi * dimension / total))
 
 
 def quadrature(

@@ -7,6 +7,7 @@ form). Gauss-Newton: J^T H_L J v (Schraudolph, Neural Computation 2002), with J 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,45 +21,49 @@ from fldiag.sections import Matrix
 Operator = Callable[[Tensor], Tensor]
 #: Weights by name -> outputs of a batch, and its share of the loss as a function of them.
 Batch = Callable[[Mapping[str, Tensor]], tuple[Any, Callable[[Any], Tensor]]]
-#: Pieces of v, one a tensor -> those of its product (None: zero).
-Product = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+#: Pieces of a vector, one a tensor.
+Pieces = Sequence[Tensor]
+#: Those of v -> those of its product.
+Product = Callable[[Pieces], Pieces]
+#: Relative error from which on a derivative is wrong.
+WRONG = 1e-3
+
+
+def slopes(value: Tensor, leaves: Pieces, twice: bool = False) -> Pieces:
+    """The gradient of a number in leaves, zero in those on which it does not depend; ``twice``: to be differentiated again."""
+    if not value.requires_grad:
+        return [torch.zeros_like(t) for t in leaves]
+    return grad(value, leaves, create_graph=twice, retain_graph=True, materialize_grads=True)
 
 
 def pull_back(
-    outputs: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence[Tensor]
-) -> tuple[Any, ...]:
-    """J^T v with the derivative J of outputs in the leaves, as that of <outputs, v>: ``grad`` with vectors would import sympy."""
+    outputs: Pieces,
+    leaves: Pieces,
+    vectors: Pieces,
+    twice: bool = False,
+) -> Pieces:
+    """J^T v with the derivative J of outputs in leaves, as that of <outputs, v>: ``grad`` with vectors would import sympy."""
     inner: Any = sum((out * v).sum() for out, v in zip(outputs, vectors, strict=True))
-    return grad(inner, leaves, retain_graph=True, allow_unused=True)
+    return slopes(inner, leaves, twice)
 
 
-def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
+def hessian_product(z: Any, loss: Callable[[Any], Tensor], leaves: Pieces) -> Product:
     """Products with the Hessian of ``loss(z)`` in the leaves, from which z was computed."""
-    slopes = grad(loss(z), leaves, create_graph=True, allow_unused=True)
-    curved = [i for i, slope in enumerate(slopes) if slope is not None and slope.requires_grad]
-
-    def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        if not curved:  # linear in the weights
-            return [None] * len(leaves)
-        return pull_back([slopes[i] for i in curved], leaves, [v[i] for i in curved])
-
-    return product
+    gradient = slopes(loss(z), leaves, twice=True)
+    return lambda v: pull_back(gradient, leaves, v)
 
 
-def ggn_product(z: Tensor, loss: Callable[[Any], Tensor], leaves: Sequence[Tensor]) -> Product:
+def ggn_product(z: Tensor, loss: Callable[[Any], Tensor], leaves: Pieces) -> Product:
     """Products with J^T H_L J: J is the derivative of z in the leaves, H_L the Hessian of the loss in z."""
     at, u = z.detach().requires_grad_(), torch.zeros_like(z).requires_grad_()
-    slope = grad(loss(at), at, create_graph=True)[0]
-    back = grad((z * u).sum(), leaves, create_graph=True, allow_unused=True)  # J^T u, linear in u
-    used = [i for i, b in enumerate(back) if b is not None]
+    slope = slopes(loss(at), [at], twice=True)
+    back = pull_back([z], leaves, [u], twice=True)  # J^T u, linear in u
 
-    def product(v: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        if not slope.requires_grad:  # linear in the outputs
-            return [None] * len(leaves)
-        jv = pull_back([back[i] for i in used], [u], [v[i] for i in used])
-        return pull_back([z], leaves, pull_back([slope], [at], jv))
+    def multiply(v: Pieces) -> Pieces:
+        jv = pull_back(back, [u], v)
+        return pull_back([z], leaves, pull_back(slope, [at], jv))
 
-    return product
+    return multiply
 
 
 class Curvature:
@@ -94,11 +99,10 @@ class Curvature:
         self._form = hessian_product if matrix == "hessian" else ggn_product
         self._graphs: dict[int, Product] = {}
 
-    def _prepare(self, i: int) -> Product:
+    def _product(self, i: int) -> Product:
         if i in self._graphs:
             return self._graphs[i]
-        z, loss = self.batches[i](self.weights)
-        product = self._form(z, loss, list(self.weights.values()))
+        product = self._form(*self.batches[i](self.weights), [*self.weights.values()])
         if i < self.keep:
             self._graphs[i] = product
         return product
@@ -120,13 +124,12 @@ class Curvature:
         for i in range(len(self.batches)):
             try:
                 with torch.enable_grad():
-                    parts = self._prepare(i)(pieces)
+                    parts = self._product(i)(pieces)
             except RuntimeError as error:
                 text = f"the model cannot be differentiated twice: {first_line(error)}"
                 raise FldiagError(text, "replace the operation that has no derivative") from error
             for place, part in zip(total.split(self.sizes), parts, strict=True):
-                if part is not None:
-                    place += part.reshape(-1)
+                place += part.reshape(-1)
         self.products += 1
         return finite(total)
 
@@ -138,9 +141,9 @@ class Differences:
     rounding are about alike (Nocedal and Wright, *Numerical Optimization*, 8.1).
     """
 
-    def __init__(self, gradient: Callable[[Tensor], Tensor], w: Tensor):
+    def __init__(self, gradient: Callable[[Tensor], Tensor], w: Tensor, sizes: Sequence[int] = ()):
         self.gradient, self.w, self.size, self.products = gradient, w, len(w), 0
-        self.sizes = [self.size]
+        self.sizes = sizes
         self.step = torch.finfo(w.dtype).eps ** (1 / 3) * max(1.0, float(w.double().norm()))
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -161,6 +164,15 @@ class Differences:
         ahead, behind = ((self.w.double() + s * v.double()).to(self.w) for s in (step, -step))
         apart = float((ahead.double() - behind.double()).norm())  # as rounded
         return (self.gradient(ahead) - self.gradient(behind)) / apart
+
+    def show(self, derivative: Operator, ways: Pieces, step: float, floor: float) -> bool:
+        """Whether they show a derivative along one of the ways: a shorter step crosses fewer kinks, a longer one rounds less."""
+        for h, v in product((step, step / 10), ways):
+            expected = self.along(v, h)
+            error = float((derivative(v) - expected).norm())
+            if error <= WRONG * max(float(expected.norm()), floor):
+                return True
+        return False
 
 
 def finite(product: Tensor) -> Tensor:

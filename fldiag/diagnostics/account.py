@@ -14,7 +14,7 @@ from fldiag.curvature.lanczos import EigenPairs
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.hessian import eigenpairs
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import sample_mean

@@ -23,8 +23,7 @@ from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.plotting import style
 from fldiag.plotting.shapes import dots, floats, lines, wide_range
-from fldiag.problem.diagonal import diagonal
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.hessian import diagonal, eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import last_round, number, only

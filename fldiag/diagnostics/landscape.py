@@ -18,11 +18,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.landscape.directions import offsets, plane_axes, principal_axes, random_direction
 from fldiag.plotting import style
-from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only

@@ -16,12 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, pairs
-from fldiag.problem.diagonal import Diagonal, diagonal, norm
-from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only
@@ -146,7 +146,7 @@ def hessian(
         sizes, is_converged = np.abs(top.values), bool(top.converged.all())
         if sizes.min() > problem.noise * sizes.max():
             space = top.vectors.to("cpu", problem.dtype)
-    of_tensors = np.array([whole.trace([n]) for n in problem.layout.names], dtype=float)
+    of_tensors = np.array([whole.part([n]).trace() for n in problem.layout.names], dtype=float)
     traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
     noise = whole.vector_stderr().to("cpu", problem.dtype)
     common = {**problem.common, "data": None if client is None else place}

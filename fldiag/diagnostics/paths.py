@@ -22,7 +22,7 @@ from fldiag.landscape.paths import Path, rows_along
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, wide_range
 from fldiag.problem.data import same
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.select import number, only

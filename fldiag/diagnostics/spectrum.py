@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from operator import truediv
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -22,8 +23,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, wide_range
-from fldiag.problem.diagonal import Diagonal, diagonal
-from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
+from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs
 from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: The ratio reported is lambda_1 over this eigenvalue (or over the last one, when fewer are asked for).
+RATIO_INDEX = 5
 #: Lanczos steps from each of so many random vectors, and values at which the density is given.
 STEPS, PROBES, POINTS = 30, 4, 501
 #: Decades of the density that are drawn.
@@ -59,24 +61,50 @@ LAMBDA_1 = Number(
 )
 
 
+def eigenvalue_rows(
+    problem: Problem, pairs: EigenPairs, *, which: Which = "largest", **about: Any
+) -> list[Row]:
+    """A row an eigenvalue (index from 1), and the ratio lambda_1 / lambda_k (index k: 5, or the last) with its first-order error.
+
+    No ratio from the lower end of the spectrum, nor to an eigenvalue that is zero within its residual or within rounding.
+    """
+    method = "lanczos, differences" if problem.by_differences else "lanczos"
+    common: Row = {"estimator": method, "which": which, **about}
+    columns = (of.tolist() for of in (pairs.values, pairs.residuals, pairs.converged))
+    rows: list[Row] = [
+        {**common, "metric": "eigenvalue", "index": i, "value": v, "residual": r, "converged": c}
+        for i, (v, r, c) in enumerate(zip(*columns, strict=True), start=1)
+    ]
+    if which == "smallest" or len(rows) < 2:
+        return rows
+    last = min(RATIO_INDEX, len(rows))
+    top, low = rows[0], rows[last - 1]
+    row: Row = {**common, "metric": "eigenvalue_ratio", "index": last, "value": None}
+    row["converged"] = top["converged"] and low["converged"]
+    size = abs(low["value"])
+    if size > max(low["residual"], problem.noise * float(np.abs(pairs.values).max())):
+        row["value"] = top["value"] / low["value"]
+        row["residual"] = (top["residual"] + abs(row["value"]) * low["residual"]) / size
+    return [*rows, row]
+
+
 def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
     """Trace, norm and extremes of the diagonal, of the whole and by layer."""
     rows: list[Row] = []
     layers = {layer or "(model)": names for layer, names in problem.layout.layers.items()}
     for layer, names in [(None, problem.layout.names), *layers.items()]:
-        is_exact = result.is_exact(names)
-        parts = (torch.cat([part[n] for n in names]) for part in (result.values, result.stderr))
-        pairs = torch.stack(list(parts), 1).tolist()
+        part = result.part(names)
+        pairs = torch.stack([part.vector(), part.vector_stderr()], 1).tolist()
         numbers = {
-            "trace": result.trace(names),
-            "diagonal_norm": result.norm(names),
+            "trace": part.trace(),
+            "diagonal_norm": part.norm(),
             "diagonal_max": max(pairs),
             "diagonal_min": min(pairs),
         }
-        common: Row = {"layer": layer, "estimator": result.estimator(names)}
-        common["converged"] = is_exact or result.converged
+        common: Row = {"layer": layer, "estimator": part.estimator()}
+        common["converged"] = part.is_exact() or result.converged
         for metric, (value, stderr) in numbers.items():
-            error = None if is_exact else stderr
+            error = None if part.is_exact() else stderr
             rows.append({**common, "metric": metric, "value": value, "stderr": error})
     return rows
 
@@ -126,7 +154,7 @@ def pyhessian_rows(
         warnings.filterwarnings("ignore", message="Using backward\\(\\) with create_graph=True")
         engine = pyhessian.hessian(
             module,
-            lambda z, y: loss.total(z, y) / loss.count(y),
+            lambda z, y: truediv(*loss.sums(z, y)),
             dataloader=list(problem.batches()),
             cuda=problem.device.type == "cuda",
         )

@@ -22,6 +22,10 @@ from fldiag.errors import FldiagError
 
 #: A tensor, or tensors in dicts and tuples.
 Tree = Any
+#: Inputs and targets.
+Batch = tuple[Tree, Tree]
+#: By name.
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class TensorSlice:
     def n(self) -> int:
         return count(self.x)
 
-    def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
+    def batch(self, start: int, stop: int) -> Batch:
         return cut((self.x, self.y), slice(start, stop))
 
 
@@ -52,7 +56,7 @@ class IndexedSlice:
     def n(self) -> int:
         return len(self.dataset)
 
-    def batch(self, start: int, stop: int) -> tuple[Tree, Tree]:
+    def batch(self, start: int, stop: int) -> Batch:
         return pair(self.collate([self.dataset[i] for i in range(start, min(stop, self.n))]))
 
 
@@ -82,13 +86,13 @@ def as_slice(data: Any) -> Any:
             data = IndexedSlice(data)
         else:
             batches = data if isinstance(data, list) and data and not _is_array(data[0]) else [data]
-            data = TensorSlice(*(join(side) for side in zip(*map(pair, batches), strict=True)))
+            data = TensorSlice(*join([*map(pair, batches)]))
     if data.n < 1:
         raise FldiagError("the data are empty", "give at least one example", usage=True)
     return data
 
 
-def pair(batch: Any) -> tuple[Tree, Tree]:
+def pair(batch: Any) -> Batch:
     """Inputs and targets of a batch, as tensors.
 
     Raises FldiagError for what is no pair of arrays with one row an example.
@@ -98,11 +102,8 @@ def pair(batch: Any) -> tuple[Tree, Tree]:
         x, y = sides if isinstance(sides, (tuple, list)) else ()
         x, y = tree_map(torch.as_tensor, (tuple(x) if isinstance(x, list) else x, y))
         (_,) = {len(leaf) for leaf in tree_leaves((x, y))}
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ):  # not two sides, no arrays, or of different lengths
+    # not two sides, no arrays, or of different lengths
+    except (TypeError, ValueError, RuntimeError):
         raise FldiagError(
             f"the data, or a batch of them, are no pair of inputs and targets with a row an example: {describe(batch)}",
             "give pairs (inputs, target), several inputs in a tuple: [((a, b), y) for a, b, y in loader]",
@@ -167,7 +168,6 @@ def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dic
     """
     if isinstance(x, Mapping):
         named = {k: v for k, v in x.items() if k in forward.parameters}
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in forward.parameters.values())
-        if named or takes_all:
+        if named or any(p.kind is p.VAR_KEYWORD for p in forward.parameters.values()):
             return (), named or dict(x)
-    return (x if isinstance(x, tuple) else (x,)), {}
+    return x if isinstance(x, tuple) else (x,), {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,28 +31,34 @@ FUNCTIONS = {
 OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing")
 
 
+#: (outputs, y) -> total and count.
+Sums = Callable[[Any, Tree], Sequence[Any]]
+
+
 @dataclass(frozen=True)
 class Loss:
     """A loss as sums.
 
     Args:
-        total: (outputs, y) -> the sum over a batch.
-        count: y -> how much the batch counts.
+        sums: of a batch.
         mean_over: what it counts.
-        single: (outputs, y) -> total and count of every example [b], where that is known.
+        single: of every example [b], where that is known.
     """
 
-    total: Callable[[Any, Tree], Tensor]
-    count: Callable[[Tree], Any]
+    sums: Sums
     mean_over: str = "examples"
-    single: Callable[[Any, Tree], tuple[Tensor, Tensor]] | None = None
+    single: Sums | None = None
+
+    def total(self, z: Any, y: Tree) -> Tensor:
+        """The sum over a batch."""
+        return self.sums(z, y)[0]
 
     def each(self, z: Any, y: Tree) -> tuple[Tensor, Tensor] | None:
         """Total and count of every example [b] in float64; None where the loss cannot be taken one by one."""
 
-        def one(*example: Tree) -> tuple[Tensor, Tensor]:
-            z, y = cut(example, None)  # type: ignore[arg-type]
-            return self.total(z, y), torch.as_tensor(self.count(y), dtype=torch.float64)
+        def one(*example: Tree) -> Sequence[Tensor]:
+            sums = self.sums(*cut(example, None))  # type: ignore[arg-type]
+            return [torch.as_tensor(t, dtype=torch.float64) for t in sums]
 
         try:
             totals, counts = (self.single or torch.func.vmap(one))(z, y)
@@ -81,18 +87,18 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
     is_integer = isinstance(y, Tensor) and not y.is_floating_point()
     if function is F.binary_cross_entropy_with_logits and is_integer:
         return as_sums(lambda z, y: loss(z, y.to(z)), call, x, y)
-    z, is_mean = call(x), options.pop("reduction", "mean") == "mean"
+    is_mean = options.pop("reduction", "mean") == "mean"
     if function in (F.cross_entropy, F.nll_loss) and is_mean and is_integer:
         return _entropy(function, **options)
-    if isinstance(loss(z, y), (tuple, list)):
-        forms = [_counted(loss, z)]
-        if float(forms[0].count(y)) != float(_counted(loss, 2 * z).count(y)):
-            forms = []
+    z = call(x)
+    value = loss(z, y)
+    if isinstance(value, (tuple, list)):  # the outputs decide nothing about the count
+        forms = [Loss(loss, "what it counts")] * bool(value[1] == loss(2 * z, y)[1])
     else:
         forms = [_mean(loss, count)]
     if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
-        for first, what in enumerate(("labels that count", "labels after the first")):
-            forms.append(_mean(loss, functools.partial(_count_labels, first), what))
+        forms += [_mean(loss, _count_labels(0), "labels that count")]
+        forms += [_mean(loss, _count_labels(1), "labels after the first")]
         labels = y["labels"].clone()
         for i, row in enumerate(labels):  # ever fewer, as rows alike tell no form from another
             row[len(row) - (len(row) - 1) * i // len(labels) :] = IGNORED
@@ -108,34 +114,31 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
     )
 
 
-def _count_labels(first: int, y: Tree) -> Tensor:
-    return (y["labels"][:, first:] != IGNORED).sum()
-
-
-def _counted(loss: Callable[[Any, Any], Any], z: Tensor) -> Loss:
-    """A pair (sum, count) as sums. The outputs z decide nothing about the count."""
-
-    def counted(y: Tree) -> Any:
-        return loss(z[torch.arange(count(y)) % len(z)], y)[1]
-
-    return Loss(lambda z, y: loss(z, y)[0], counted, "what it counts")
+def _count_labels(first: int) -> Callable[[Tree], Tensor]:
+    return lambda y: (y["labels"][:, first:] != IGNORED).sum()
 
 
 def _mean(
     loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], what: str = "examples"
 ) -> Loss:
-    """A mean over what ``count`` counts, as sums."""
-    return Loss(lambda z, y: loss(z, y).reshape(()) * count(y), count, what)
+    """A mean over what ``count`` counts, as sums. The mean over nothing, NaN, is a sum of 0."""
+
+    def sums(z: Any, y: Tree) -> Sequence[Any]:
+        number = count(y)
+        return loss(z, y).reshape(()) * number if number else torch.zeros(()), number
+
+    return Loss(sums, what)
 
 
 def is_sum(loss: Loss, call: Callable[[Tree], Any], x: Tree, y: Tree) -> bool:
-    """Whether the total of a batch is the sum of those of its halves."""
+    """Whether the total of a batch is the sum of those of its halves, or is not finite itself."""
     half = count(y) // 2
     if not half:
         return True
     cuts = slice(None), slice(half), slice(half, None)
     whole, *parts = (float(loss.total(call(cut(x, part)), cut(y, part))) for part in cuts)
-    return not abs(math.fsum(parts) - whole) > 1e-4 * abs(whole) + 1e-5 * sum(map(abs, parts))
+    bound = 1e-4 * abs(whole) + 1e-5 * sum(map(abs, parts))
+    return not math.isfinite(whole) or abs(math.fsum(parts) - whole) <= bound
 
 
 def form_of(loss: Any) -> tuple[Any, dict[str, Any]]:
@@ -154,24 +157,17 @@ def _entropy(
     ignore_index: int = IGNORED,
     **options: Any,
 ) -> Loss:
-    def totals(z: Tensor, y: Tensor) -> Tensor:
+    def single(z: Tensor, y: Tensor) -> Sequence[Tensor]:
         w = None if weight is None else weight.to(z)
         # the axis of the classes is 1, as torch has it, or the last, as language models do
         z = z if z.ndim < 3 or z[:, 0].shape == y.shape else z.movedim(-1, 1)
         losses = function(z, y, weight=w, ignore_index=ignore_index, reduction="none", **options)
-        return losses.reshape(len(y), -1).sum(1)
-
-    def counts(y: Tensor) -> Tensor:
-        shares = (y != ignore_index).double()
+        counts = (y != ignore_index).double()
         if weight is not None:
-            shares = shares * weight.to(shares)[y * (y != ignore_index)]
-        return shares.reshape(len(y), -1).sum(1)
+            counts = counts * weight.to(counts)[y * (y != ignore_index)]
+        return [t.reshape(len(y), -1).sum(1) for t in (losses, counts)]
 
-    return Loss(
-        lambda z, y: totals(z, y).sum(),
-        lambda y: counts(y).sum(),
-        single=lambda z, y: (totals(z, y), counts(y)),
-    )
+    return Loss(lambda z, y: [t.sum() for t in single(z, y)], single=single)
 
 
 def is_probabilities(y: Tensor) -> bool:
@@ -194,14 +190,16 @@ class Scores:
         right: 1 where the answer is right and else 0 [n] in float64; with several labels an example their number, scaled so that
             the mean is over all labels. None where the loss is no classification.
         counts: by how much every example counts [n], 1 on average.
-        shares: how often each class is the label, as a share of 1.
+        labels: how often each class is the label [classes].
+        weight: what was divided by.
     """
 
     loss: float
     each: Tensor | None
     right: Tensor | None
     counts: Tensor | None = None
-    shares: tuple[float, ...] = ()
+    labels: Tensor | None = None
+    weight: float = 1.0
 
     @property
     def stderr(self) -> float | None:
@@ -220,10 +218,11 @@ class Scores:
         """Rows ``loss`` and, of a classification, ``accuracy``, with that of a guess; standard errors over the examples."""
         common: Row = {"estimator": "exact", "inputs": problem.inputs}
         rows: list[Row] = [{**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}]
-        if self.right is not None:
+        if self.right is not None and self.labels is not None:
+            shares = (self.labels / self.labels.sum()).tolist()
             row: Row = {"metric": "accuracy", "value": float(self.right.mean())}
             row |= {"stderr": Scores(0.0, self.right, None).stderr}
-            row |= {"guess": guess_accuracy(self.shares, problem.slice_name)}
+            row |= {"guess": guess_accuracy(shares, problem.slice_name)}
             rows.append({**common, **row})
         return rows
 

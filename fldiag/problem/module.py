@@ -10,8 +10,7 @@ import copy
 import functools
 import math
 import random
-from collections.abc import Callable, Mapping
-from itertools import product
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,11 @@ from fldiag.curvature.operator import Curvature, Differences
 from fldiag.errors import FldiagError
 from fldiag.models import state_dict
 from fldiag.params import Layout
-from fldiag.problem.data import Tree, arguments, convert, count, cut, join, same
+from fldiag.problem.data import Tensors, Tree, arguments, convert, count, cut, join, same
 from fldiag.seeding import torch_rng
 
-#: Steps of the differences of losses and of gradients, and the relative error from which on a derivative is wrong.
-LOSS_STEP, GRADIENT_STEP, WRONG = 1e-6, 1e-8, 1e-3
+#: Steps of the differences of losses and of gradients.
+LOSS_STEP, GRADIENT_STEP = 1e-6, 1e-8
 #: Directions; kinks disturb a difference in some of them.
 DIRECTIONS = 3
 
@@ -53,7 +52,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return dict([*module.named_parameters(), *module.named_buffers()])
 
 
-def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -> None:
+def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
     """Let a module load weights, and buffers, by its own ``load_state_dict``, strictly.
 
     Args:
@@ -74,17 +73,17 @@ def load(module: nn.Module, params: Any, buffers: Mapping[str, Tensor] | None) -
     for name, b in module.named_buffers():
         if name in state and name not in own:  # a buffer that is not persistent
             b.copy_(state.pop(name))
-    first = {id(t): n for n, t in reversed(own.items()) if n in state}  # of a tied tensor's names
-    for name, t in own.items():
-        if name in state and not same(state[first[id(t)]], state[name]):
-            raise FldiagError(
-                f"{first[id(t)]} and {name} are one tensor of the model, and two different ones here",
-                "give the weights of this very architecture",
-            )
-    state |= {n: state[first[id(t)]] for n, t in own.items() if id(t) in first}
     rest = {n: t for n, t in own.items() if not isinstance(t, nn.Parameter)}
     if buffers is None and not state.keys() & rest.keys():
         state |= rest
+    first = {id(t): n for n, t in reversed(own.items()) if n in state}  # of a tied tensor's names
+    for name, t in own.items():
+        other = first.get(id(t), name)
+        if other in state and not same(state[other], state.setdefault(name, state[other])):
+            raise FldiagError(
+                f"{other} and {name} are one tensor of the model, and two different ones here",
+                "give the weights of this very architecture",
+            )
     try:
         module.load_state_dict(state, strict=True)
     except Exception as error:  # torch's, or of a hook of the module
@@ -221,7 +220,7 @@ def _check_loss(problem: Any, z: Any, y: Tree) -> None:
     if not bool(torch.isfinite(value)):
         raise FldiagError(
             f"the loss is {float(value)}",
-            "diagnose a checkpoint from before the training diverged, on data without NaN",
+            "diagnose a checkpoint from before it diverged, on data without NaN, with labels that count",
         )
     _disturb()
     try:
@@ -259,26 +258,18 @@ def _is_product_wrong(problem: Any) -> bool:
     except FldiagError:  # it takes no double precision
         return False
 
-    def is_near(derivative: Callable[[Tensor], Tensor], of: Any, step: float) -> bool:
-        """Whether it is once the difference of a function: a shorter step crosses fewer kinks, a longer one rounds less."""
-        for h, v in product((step, step / 10), ways):
-            expected = Differences(of, at).along(v, h * length)
-            floor = 1e-6 * float(slope.norm()) / math.sqrt(len(v))
-            error = float((derivative(v) - expected).norm())
-            if error <= WRONG * max(float(expected.norm()), floor):
-                return True
-        return False
-
-    def batch(leaves: Mapping[str, Tensor]) -> tuple[Any, Callable[[Any], Tensor]]:
+    def batch(leaves: Tensors) -> tuple[Any, Callable[[Any], Tensor]]:
         return twin.call(leaves["w"], x), lambda z: twin.criterion.total(z, y)
 
     slope = gradient(at)
-    if not is_near(lambda v: slope @ v, loss, LOSS_STEP):
+    floor = 1e-6 * float(slope.norm()) / math.sqrt(len(at))
+    if not Differences(loss, at).show(lambda v: slope @ v, ways, LOSS_STEP * length, floor):
         raise FldiagError(
             "the gradient of the loss is not the derivative that differences show: detach(), no_grad or an own backward",
             "remove it: numbers about this loss would be wrong",
         )
+    product = Curvature([batch], {"w": at}, keep=1)
     try:
-        return not is_near(Curvature([batch], {"w": at}, keep=1), gradient, GRADIENT_STEP)
+        return not Differences(gradient, at).show(product, ways, GRADIENT_STEP * length, floor)
     except FldiagError:  # no second derivative
         return True

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from fldiag.curvature.operator import Curvature, Differences, finite
+from fldiag.curvature.operator import Curvature, Differences, finite, slopes
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
 from fldiag.params import Layout
-from fldiag.problem.data import Tree, arguments, as_slice, convert, join, same
+from fldiag.problem.data import Batch, Tensors, Tree, arguments, as_slice, convert, join, same
 from fldiag.problem.loss import Loss, Scores, answers, as_sums
 from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of, unwrap_model
 from fldiag.results.provenance import digest
@@ -82,8 +82,8 @@ class Problem:
         model: nn.Module,
         loss: Callable[[Any, Any], Any],
         data: Any,
-        params: Tensor | Mapping[str, Tensor] | None = None,
-        buffers: Mapping[str, Tensor] | None = None,
+        params: Tensor | Tensors | None = None,
+        buffers: Tensors | None = None,
         name: str = "",
         *,
         dtype: torch.dtype = torch.float32,
@@ -109,7 +109,7 @@ class Problem:
         self.forward = inspect.signature(self.module.forward)
         self.place(tensors_of(self.module))
 
-    def place(self, tensors: Mapping[str, Tensor]) -> None:
+    def place(self, tensors: Tensors) -> None:
         """Take copies of all the model's tensors, by name, in the problem's precision."""
         copies = {n: t.detach().clone() for n, t in tensors.items()}
         self.state = convert(copies, self.dtype, self.device)
@@ -130,17 +130,14 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
-        state = {
-            k: v
-            for k, v in vars(self).items()
-            if not isinstance(getattr(Problem, k, None), cached_property)
-        }
-        return {**state, "model": self.module, "checkpoint": None, "run": None}
+        kinds = {k: getattr(Problem, k, None) for k in vars(self)}
+        own = {k: v for k, v in vars(self).items() if not isinstance(kinds[k], cached_property)}
+        return {**own, "model": self.module, "checkpoint": None, "run": None}
 
     def at(
         self,
-        params: Tensor | Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor] | None = None,
+        params: Tensor | Tensors,
+        buffers: Tensors | None = None,
         *,
         name: str | None = None,
         labels: Mapping[str, Any] | None = None,
@@ -159,17 +156,18 @@ class Problem:
         Raises:
             FldiagError: the weights do not fit.
         """
+        if isinstance(params, Tensor):
+            params = named(params, Layout.of(self.module))
+        tensors = {**self.buffers, **params, **(buffers or {})}
+        misfits = [
+            n for n, t in self.state.items() if n not in tensors or tensors[n].shape != t.shape
+        ]
+        if misfits:
+            raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
         # with what was computed once and does not depend on weights
         problem = object.__new__(type(self))
         own = ("w", "centre", "noise")
         vars(problem).update({k: v for k, v in vars(self).items() if k not in own})
-        if isinstance(params, Tensor):
-            params = named(params, Layout.of(self.module))
-        tensors = {**self.buffers, **params, **(buffers or {})}
-        shapes = {n: t.shape for n, t in self.state.items()}
-        misfits = [n for n in shapes if n not in tensors or tensors[n].shape != shapes[n]]
-        if misfits:
-            raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
         problem.place({n: tensors[n] for n in self.state})
         problem.name = self.name if name is None else name
         problem.labels = dict(self.labels if labels is None else labels)
@@ -191,11 +189,10 @@ class Problem:
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
         functions = [self.user_loss, *(type(m).forward for m in self.module.modules())]
-        about = without_addresses((self.module, self.user_loss))
+        about = self.module, self.user_loss, self.layout.names, self.weight_decay, self.dtype
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        weights = [self.state, self.weight_decay, str(self.dtype)]
-        return digest(about, list(map(code_of, functions)), list(self.layout.names), weights, data)
+        return digest(without_addresses(about), [*map(code_of, functions)], self.state, data)
 
     # -- parts of an evaluation
 
@@ -220,32 +217,33 @@ class Problem:
         except FldiagError:
             raise
         except Exception as error:  # the user's model, loss or data may raise anything
-            raise FldiagError(
-                f"model, loss or data failed: {type(error).__name__}: {error}{error_place(error)}",
-                "check that they take each other's shapes and types, with labels in range",
-            ) from error
+            text = (
+                f"model, loss or data failed: {type(error).__name__}: {error}{error_place(error)}"
+            )
+            remedy = "check that they take each other's shapes and types, with labels in range"
+            raise FldiagError(text, remedy) from error
         finally:
             fast.set_fastpath_enabled(was_fast)
             np.random.set_state(states[0])
             random.setstate(states[1])
 
-    def read(self, start: int, stop: int) -> tuple[Tree, Tree]:
+    def read(self, start: int, stop: int) -> Batch:
         """Examples start..stop-1, fresh from the slice, on the device."""
         with self.guarded():
             x, y = convert(self.data.batch(start, stop), self.dtype, self.device)
         is_short = isinstance(y, Tensor) and not y.is_floating_point() and y.dtype != torch.bool
         return x, y.long() if is_short else y
 
-    def sample(self, most: int = 32) -> tuple[Tree, Tree]:
+    def sample(self, most: int = 32) -> Batch:
         """Up to ``most`` examples in four runs over the slice, which is often sorted by class."""
         starts = [i * self.n // 4 for i in range(4)] if self.n > most else [0]
         return join([self.read(start, start + most // len(starts)) for start in starts])
 
     def call(
         self,
-        w: Tensor | Mapping[str, Tensor],
+        w: Tensor | Tensors,
         x: Tree,
-        buffers: Mapping[str, Tensor] | None = None,
+        buffers: Tensors | None = None,
     ) -> Any:
         """The model's outputs on x [b, ...] with weights w [P], or by name; and buffers that are not its own."""
         views = self.layout.views(w) if isinstance(w, Tensor) else w
@@ -254,7 +252,7 @@ class Problem:
         with self.guarded():
             return torch.func.functional_call(self.module, tensors, *args)
 
-    def total(self, w: Tensor | Mapping[str, Tensor], x: Tree, y: Tree) -> Tensor:
+    def total(self, w: Tensor | Tensors, x: Tree, y: Tree) -> Tensor:
         """The sum of the losses of a batch."""
         with self.guarded():
             return self.criterion.total(self.call(w, x), y)
@@ -263,7 +261,7 @@ class Problem:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
         leaf = w.detach().requires_grad_()
         with torch.enable_grad():
-            return torch.autograd.grad(self.total(leaf, x, y), leaf, create_graph=twice)[0]
+            return slopes(self.total(leaf, x, y), [leaf], twice)[0]
 
     @cached_property
     def criterion(self) -> Loss:
@@ -298,7 +296,7 @@ class Problem:
     def noise(self) -> float:
         """The relative rounding error of a product."""
         dtype, operator = self._probed[0], self.hessian()
-        noise = NOISE[dtype] if dtype == self.dtype else torch.finfo(dtype).eps
+        noise = NOISE.get(dtype, torch.finfo(dtype).eps)
         return max(noise, operator.noise()) if isinstance(operator, Differences) else noise
 
     @cached_property
@@ -308,7 +306,7 @@ class Problem:
 
         def count_bytes(examples: int) -> int:
             x, y = self.sample(examples)
-            tensors = saved(lambda: self.slope(self.w.clone(), x, y, keeps_graph))
+            tensors = saved(lambda: self.slope(self.w, x, y, keeps_graph))
             storages = [t.untyped_storage() for t in tensors]
             return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
@@ -324,11 +322,15 @@ class Problem:
         parts = -(-self.n // size)
         return [(i * self.n // parts, (i + 1) * self.n // parts) for i in range(parts)]
 
+    def rows_in_memory(self, size: int) -> int:
+        """How many vectors of this size in float64 fit a quarter of the memory."""
+        return self.memory // 4 // (8 * size)
+
     @cached_property
-    def _batches(self) -> dict[int, tuple[Tree, Tree]]:
+    def _batches(self) -> dict[int, Batch]:
         return {}
 
-    def batch(self, i: int) -> tuple[Tree, Tree]:
+    def batch(self, i: int) -> Batch:
         """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
         if i in self._batches:
             return self._batches[i]
@@ -337,19 +339,9 @@ class Problem:
             self._batches[i] = batch
         return batch
 
-    def batches(self) -> Iterator[tuple[Tree, Tree]]:
+    def batches(self) -> Iterator[Batch]:
         """The slice, batch by batch."""
         return map(self.batch, range(len(self.bounds)))
-
-    @cached_property
-    def weight(self) -> float:
-        """What the slice's loss is divided by. Raises FldiagError where nothing counts."""
-        self.probe()
-        with self.guarded():
-            total = math.fsum(float(self.criterion.count(y)) for _, y in self.batches())
-        if not total > 0:
-            raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
-        return total
 
     def _vector(self, w: Tensor | None) -> Tensor:
         return self.w if w is None else self.layout.row(named(w, self.layout)).to(self.w)
@@ -357,13 +349,12 @@ class Problem:
     # -- evaluations
 
     def evaluate(
-        self, w: Tensor | None = None, buffers: Mapping[str, Tensor] | None = None
+        self, w: Tensor | None = None, buffers: Tensors | None = None
     ) -> Iterator[tuple[Any, Tree]]:
         """The model's outputs and the targets of every batch at w [P] (default: ``.w``), without gradients."""
         self.probe()
         views = self.layout.views(self._vector(w))
-        if self._takes_channels_last:
-            views = channels_last(views)
+        views = channels_last(views) if self._takes_channels_last else views
         for x, y in self.batches():
             with torch.no_grad():
                 outputs = self.call(views, x, buffers)
@@ -378,30 +369,32 @@ class Problem:
             return same(self.call(channels_last(views), x), self.call(views, x), 1e-4)
         return False
 
-    def scores(
-        self, w: Tensor | None = None, buffers: Mapping[str, Tensor] | None = None
-    ) -> Scores:
-        """Loss and right answers at w [P] (default: ``.w``), of one forward pass."""
-        loss, scale = self.criterion, self.n / self.weight
+    def scores(self, w: Tensor | None = None, buffers: Tensors | None = None) -> Scores:
+        """Loss and right answers at w [P] (default: ``.w``), of one forward pass.
+
+        Raises FldiagError where nothing counts.
+        """
+        loss = self.criterion
         with torch.no_grad(), self.guarded():
             batches = [
-                (float(loss.total(z, y)), loss.each(z, y), answers(self.user_loss, z, y))
+                (loss.sums(z, y), loss.each(z, y), answers(self.user_loss, z, y))
                 for z, y in self.evaluate(w, buffers)
             ]
-        totals, singles, replies = zip(*batches, strict=True)
+        sums, singles, replies = zip(*batches, strict=True)
+        total, weight = (math.fsum(map(float, part)) for part in zip(*sums, strict=True))
+        if not weight > 0:
+            raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
         penalty = self.weight_decay / 2 * float(self._vector(w).double().square().sum())
-        each = counts = right = None
-        shares: list[float] = []
+        each = counts = right = labels = None
         if None not in singles:
-            each, counts = (scale * torch.cat(part) for part in zip(*singles, strict=True))
+            parts = zip(*singles, strict=True)
+            each, counts = (self.n / weight * torch.cat(part) for part in parts)
             each = each + penalty * counts
         if None not in replies:
-            rights, labels = zip(*replies, strict=True)
-            number = sum(labels)
-            right = torch.cat(rights).double() * (self.n / int(number.sum()))
-            shares = (number / number.sum()).tolist()
-        mean = math.fsum(totals) / self.weight + penalty
-        return Scores(mean, each, right, counts, tuple(shares))
+            rights, numbers = zip(*replies, strict=True)
+            labels = sum(numbers)
+            right = torch.cat(rights).double() * (self.n / int(labels.sum()))
+        return Scores(total / weight + penalty, each, right, counts, labels, weight)
 
     @cached_property
     def centre(self) -> Scores:
@@ -430,10 +423,11 @@ class Problem:
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w [P] (default: ``.w``), [P] in float64."""
         at = self._vector(w)
-        total = self.weight * self.weight_decay * at.double()
+        weight = self.centre.weight
+        total = weight * self.weight_decay * at.double()
         for x, y in self.batches():
             total += self.slope(at, x, y)
-        return finite(total / self.weight) if w is None else total / self.weight
+        return finite(total / weight) if w is None else total / weight
 
     def hessian(
         self,
@@ -459,10 +453,10 @@ class Problem:
         if self.by_differences:
             if matrix != "hessian" or len(names) < len(self.layout.names):
                 raise FldiagError("by differences there is only the whole Hessian", usage=True)
-            return Differences(self.gradient, at)
-        views, weight = self.layout.views(at), self.weight
+            return Differences(self.gradient, at, self.layout.sizes)
+        views, weight = self.layout.views(at), self.centre.weight
 
-        def batch(i: int, leaves: Mapping[str, Tensor]) -> tuple[Any, Callable[[Any], Tensor]]:
+        def batch(i: int, leaves: Tensors) -> tuple[Any, Callable[[Any], Tensor]]:
             x, y = self.batch(i)
             share = self.guarded()(lambda z: self.criterion.total(z, y) / weight)
             return self.call({**views, **leaves}, x), share
@@ -492,7 +486,7 @@ class Problem:
         return names
 
 
-def channels_last(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def channels_last(tensors: Tensors) -> dict[str, Tensor]:
     """With the channels of images and kernels last in memory."""
     form = torch.channels_last
     return {n: t.clone(memory_format=form) if t.ndim == 4 else t for n, t in tensors.items()}
@@ -504,23 +498,21 @@ def without_addresses(value: Any) -> str:
 
 
 def code_of(function: Any) -> str:
-    """What a function computes, as far as its byte code and constants say, also of functions within ('' for a built-in one).
+    """What a function computes, as far as its byte code and constants say, also of functions within.
 
     Of a partial function, and of an object that is called, it is that of the function behind it.
     """
     function = getattr(function, "func", function)
     if not hasattr(function, "__code__"):
         function = getattr(type(function), "forward", type(function).__call__)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return ""
-    inner = [cell.cell_contents for cell in function.__closure__ or ()]
-    inner = [_parts_of(getattr(value, "__code__", value)) for value in inner]
-    return without_addresses((_parts_of(code), inner, function.__defaults__))
+    cells = getattr(function, "__closure__", None) or ()
+    defaults = getattr(function, "__defaults__", None)
+    return without_addresses(_parts_of([function, *(c.cell_contents for c in cells), defaults]))
 
 
-def _parts_of(code: Any) -> Any:
-    """Byte code, constants and names, without places in files; what is no code is itself."""
-    if not isinstance(code, CodeType):
-        return code
-    return code.co_code.hex(), [*map(_parts_of, code.co_consts)], code.co_names
+def _parts_of(value: Any) -> Any:
+    """Byte code, constants and names, without places in files; what has no code is itself."""
+    code = getattr(value, "__code__", value)
+    if isinstance(code, CodeType):
+        return code.co_code.hex(), _parts_of(code.co_consts), code.co_names
+    return [*map(_parts_of, code)] if isinstance(code, (tuple, list)) else code

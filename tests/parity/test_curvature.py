@@ -9,8 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.problem.diagonal import diagonal
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.hessian import diagonal, eigenpairs
 from fldiag.problem.problem import Problem
 
 

@@ -52,7 +52,7 @@ def test_at_one_point_traces_add_up_and_the_eigenvalue_is_convex(seed):
 
 
 def test_an_estimated_trace_gap_is_zero_within_its_error(monkeypatch):
-    monkeypatch.setattr("fldiag.problem.diagonal.exact_layers", lambda problem: {})
+    monkeypatch.setattr("fldiag.problem.hessian.exact_layers", lambda problem: {})
     frame = flatness(relu_federation(), rtol=0.3, max_products=24)
     row = one(frame, "trace_gap", moment="aggregated")
     assert row.residual > 0 and abs(row.value) <= 4 * row.residual and "hutchinson" in row.estimator

@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerator import DEVICES, there
+from cases import OwnLoss, own_loss, padded, tokens
+from reference import rows, value
+from reference import values as values_of
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fldiag
 from fldiag.curvature.lanczos import lanczos
-from fldiag.problem.diagonal import diagonal, exact_layers
-from fldiag.problem.eigenpairs import eigenpairs
+from fldiag.problem.hessian import diagonal, eigenpairs, exact_layers
 
 N = 40
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
@@ -206,7 +208,7 @@ def test_diagonals_are_exact_where_outputs_are_piecewise_linear_in_the_layer(nam
     start = 0
     for tensor, values in result.values.items():
         part = true[start : (start := start + len(values))]
-        if tensor in result.exact:
+        if result.part([tensor]).is_exact():
             torch.testing.assert_close(values, part, rtol=1e-4, atol=1e-6)
 
 
@@ -235,15 +237,56 @@ def test_products_without_a_second_derivative_are_differences():
     """Their eigenvalue is that of differences of the gradient in double precision, and its row says so."""
     net = mlp(nn.Hardsigmoid).double()
     p = fldiag.Problem(net, F.cross_entropy, (X.double(), Y), dtype=torch.float64)
-    table = fldiag.diagnose(p, "spectrum", k=1, tol=1e-5)
+    table = fldiag.diagnose(p, "spectrum", k=1, tol=1e-5, trace=True)
     row = table[table["metric"] == "eigenvalue"].iloc[0]
     columns = [
         (p.gradient(p.w + 1e-6 * e) - p.gradient(p.w - 1e-6 * e)) / 2e-6
         for e in torch.eye(len(p.w)).double()
     ]
-    true = float(torch.linalg.eigvalsh(torch.stack(columns))[-1])
-    assert float(row["value"]) == pytest.approx(true, rel=1e-4)
-    assert "differences" in row["estimator"] and "differences" in " ".join(p.remarks)
+    h = torch.stack(columns)
+    assert float(row["value"]) == pytest.approx(float(torch.linalg.eigvalsh(h)[-1]), rel=1e-4)
+    assert "differences" in " ".join(p.remarks) + row["estimator"]
+    for layer, block in ((None, h), ("2", h[25:, 25:])):
+        assert value(table, "trace", layer=layer) == pytest.approx(float(block.trace()), rel=1e-4)
+    assert rows(table, "trace")["estimator"].str.contains("differences").all()
+
+
+class Extra(nn.Module):
+    """A layer with a bare parameter, and another one of which nothing depends; it may be called nevertheless."""
+
+    def __init__(self, bare=False, called=False):
+        super().__init__()
+        self.net, self.extra, self.called = mlp(nn.ReLU), nn.Linear(4, 60), called
+        self.bare = nn.Parameter(torch.ones(4, 60)) if bare else None
+
+    def forward(self, x):
+        if self.called:
+            self.extra(x)
+        return self.net(x) if self.bare is None else (x @ self.bare)[:, :3]
+
+
+def weighted_sum(z, y):
+    return (z * F.one_hot(y, 3)).sum(1).mean()
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_what_the_outputs_do_not_depend_on_has_no_curvature(called):
+    """Exact where its layer is called, else by probes; and so is all that is linear in weights."""
+    options = {"k": 1, "trace": True, "per_layer": True}
+    expected, frame, linear = (
+        fldiag.diagnose(fldiag.Problem(net, loss, (X, Y)), "spectrum", **options)
+        for net, loss in (
+            (mlp(nn.ReLU), F.cross_entropy),
+            (Extra(called=called), F.cross_entropy),
+            (Extra(bare=True, called=called), weighted_sum),
+        )
+    )
+    assert value(frame, "trace", layer=None) == pytest.approx(
+        value(expected, "trace", layer=None), rel=1e-6
+    )
+    for metric in ("trace", "eigenvalue"):
+        assert value(frame, metric, layer="extra") == 0
+        assert set(values_of(linear, metric)) == {0}
 
 
 def test_a_coarser_forward_is_said_and_counts_as_noise():
@@ -334,6 +377,23 @@ def test_ignored_classes_have_no_part_in_the_accuracy():
     right = fldiag.Problem(net, loss, (X, Y)).scores().right
     expected = (net(X).argmax(1) == Y)[Y != 1].double().mean()
     assert float(right.mean()) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("ends", [(0, 12), (12, 23), (0, 23)])
+def test_a_models_own_loss_where_no_label_counts(ends):
+    """Batches without a label count for nothing, the sample's halves as well; a slice without one is refused."""
+    labels = padded()
+    labels[slice(*ends)] = -100
+    torch.manual_seed(3)
+    net = OwnLoss()
+    p = fldiag.Problem(net, own_loss, {"ids": tokens(), "labels": labels}, memory=40_000)
+    if ends == (0, 23):
+        with pytest.raises(fldiag.FldiagError, match="the loss is nan"):
+            p.loss()
+    else:
+        true = float(net(tokens(), labels)["loss"])
+        assert len(p.bounds) > 2 and p.loss()[0] == pytest.approx(true, rel=1e-6)
+        assert p.gradient().isfinite().all() and p.remarks
 
 
 BODY = "F.cross_entropy(FACTOR * z, y)"

@@ -1,44 +1,79 @@
-"""Diagonal and trace of a problem's Hessian: exact for the layers where they are known, else by random signs.
+"""Eigenpairs, diagonal and trace of a problem's Hessian.
 
 Where the second derivative of the outputs within a layer vanishes, the layer's block of the Hessian of any loss is its block of
 the Gauss-Newton matrix. With eigenvalues l_nc and eigenvectors s_nc of the Hessian of an example's loss in its outputs z_n, that
 block's diagonal is the sum over n and c of l_nc times the squared gradients of s_nc^T z_n (Dangel, Kunstner and Hennig, ICLR
 2020, DiagGGN); for an affine layer they follow from its inputs and the cotangents of its outputs.
-
-Elsewhere: Hutchinson (1990) for the trace, Bekas, Kokiopoulou and Saad (2007) for the diagonal: E[z * Hz] with random signs z. A
-Krylov space is counted exactly, which halves the error of the rest (Meyer et al., "Hutch++", 2021).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import grad
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
-from fldiag.curvature.lanczos import Krylov
-from fldiag.curvature.operator import Curvature, Differences, finite, pull_back
+from fldiag.curvature.hutchinson import estimates
+from fldiag.curvature.lanczos import EigenPairs, lanczos
+from fldiag.curvature.operator import finite, pull_back, slopes
+from fldiag.errors import FldiagError
 from fldiag.problem.data import Tree
 from fldiag.problem.problem import Problem
+from fldiag.sections import Matrix
 from fldiag.seeding import torch_rng
 
-#: Probes that are drawn at least, to know their scatter; products for a Krylov space that is counted exactly.
+#: So many eigenpairs may be asked for of fewer weights; all that there are come.
+FEW = 10
+#: Random vectors that are drawn at least, to know their scatter; products for a Krylov space that is counted exactly.
 LEAST, STEPS = 10, 20
 #: Relative size of a layer's second derivative, or of a difference from a product, that is rounding.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-8}
-GRAPH: dict[str, Any] = {"create_graph": True, "materialize_grads": True}
 #: Numbers of an example's output, each of which takes a backward pass.
 MOST_OUTPUTS = 1000
 
 
-def _inputs(m: nn.Module, a: Tensor) -> Tensor:
-    """The inputs of an affine layer with columns of positions [b, K, L], so that its outputs are W times them; of another layer
+def eigenpairs(
+    problem: Problem,
+    k: int,
+    *,
+    matrix: Matrix = "hessian",
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> EigenPairs:
+    """The k leading eigenpairs of the Hessian (or Gauss-Newton matrix) at the problem's weights.
+
+    Args:
+        problem: whose curvature it is.
+        k: eigenpairs.
+        matrix: hessian or ggn.
+        names: only the block of these tensors; the vectors have one entry a weight of the block, in order.
+        options: of ``lanczos``: which, tol, max_products, miss, strict, seed, progress.
+
+    Returns:
+        The eigenpairs.
+
+    Raises:
+        FldiagError: more eigenpairs than weights, a fault that the probe finds, or a product that is not finite.
+    """
+    operator = problem.hessian(matrix=matrix, names=names)
+    if k > max(operator.size, FEW):
+        raise FldiagError(f"k = {k}, and there are {operator.size} weights", usage=True)
+    # vectors of each of the two sequences; below k + 8 a restart would never converge
+    limit = min(max(100, 3 * k + 20), max(k + 8, problem.rows_in_memory(operator.size)))
+    about: dict[str, Any] = {"device": problem.device, "dtype": problem.dtype}
+    return lanczos(operator, operator.size, k, noise=problem.noise, limit=limit, **about, **options)
+
+
+# -- exact diagonals
+
+
+def _columns(m: nn.Module, a: Tensor) -> Tensor:
+    """The inputs of an affine layer as columns of positions [b, K, L], so that its outputs are W times them; of another layer
     none."""
     if type(m) is nn.Linear:
         return a.reshape(len(a), -1, a.shape[-1]).transpose(1, 2)
@@ -64,14 +99,14 @@ def _squares(m: nn.Module, a: Tensor, g: Tensor, shares: Tensor) -> dict[str, Te
     return {"weight": weight, "bias": shares @ g.sum(2).square()}
 
 
-def _eigenpairs(loss: Callable[[Tensor], Tensor], z: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _eigenpairs_in_outputs(
+    loss: Callable[[Tensor], Tensor], z: Tensor
+) -> list[tuple[Tensor, Tensor]]:
     """Eigenvalues [b] and eigenvectors [b, ...] of the Hessian of the loss in z [b, ...], example by example."""
     at = z.detach().double().requires_grad_()
-    slope = grad(loss(at), at, create_graph=True)[0]
-    if not slope.requires_grad:  # linear in the outputs
-        return []
+    slope = slopes(loss(at), [at], twice=True)
     units = torch.eye(z[0].numel()).to(at)
-    columns: Any = [pull_back([slope], [at], [e.view_as(at[0])])[0] for e in units]
+    columns = [pull_back(slope, [at], [e.view_as(at[0])])[0] for e in units]
     values, vectors = torch.linalg.eigh(torch.stack(columns, -1).reshape(len(z), len(units), -1))
     values = values * (values.abs() > 1e-12 * values.abs().amax(1, keepdim=True))
     pairs = zip(values.to(z).unbind(1), vectors.to(z).unbind(2), strict=True)
@@ -91,12 +126,12 @@ def ggn_diagonal(
         if m not in uses:
             return out
         out = out if out.requires_grad else out.detach().requires_grad_()
-        uses[m].append((_inputs(m, inputs[0].detach()), out))
+        uses[m].append((_columns(m, inputs[0].detach()), out))
         return out.clone()  # an operation in place must not change the record
 
     with torch.enable_grad(), problem.guarded(), register_module_forward_hook(record):
         z = problem.call(problem.w, x)
-        pairs = _eigenpairs(loss, z)
+        pairs = _eigenpairs_in_outputs(loss, z)
     used = {n: uses[m][0] for n, m in layers.items() if [len(a) for a, _ in uses[m]] == [len(z)]}
     sums: dict[str, Tensor] = {}
     for values, vectors in pairs if used else ():
@@ -128,40 +163,40 @@ def exact_layers(problem: Problem) -> dict[str, nn.Module]:
     x, _ = problem.sample()
     weights = {n: v.detach().requires_grad_() for n, v in problem.layout.views(problem.w).items()}
     rng, rounding = torch_rng(0, "exact layers"), max(ROUNDING[problem.dtype], problem.noise)
+
+    def random(t: Tensor) -> Tensor:
+        return torch.randn(t.shape, generator=rng).to(t)
+
     with torch.enable_grad():
         z = problem.call(weights, x)
         if problem.by_differences or not isinstance(z, Tensor) or z[0].numel() > MOST_OUTPUTS:
             return {}
-        u = torch.randn(z.shape, generator=rng).to(z)
-        slopes, squares = (
-            dict(zip(weights, grad(f, [*weights.values()], **GRAPH), strict=True))
-            for f in ((u * z).sum(), half_square(z))
+        combined, squared = (
+            dict(zip(weights, slopes(f, [*weights.values()], twice=True), strict=True))
+            for f in ((random(z) * z).sum(), half_square(z))
         )
 
     def is_linear(names: Sequence[str]) -> bool:
         """Whether the combined outputs have no second derivative within a layer, along a random vector."""
-        curved = [n for n in names if slopes[n].requires_grad]
-        outer, inner = ([of[n] for n in curved] for of in (slopes, weights))
-        vectors = [torch.randn(t.shape, generator=rng).to(t) for t in outer]
-        parts = pull_back(outer, inner, vectors) if curved else ()
-        size = sum(float(slopes[n].detach().norm()) for n in names)
-        return sum(float(p.norm()) for p in parts if p is not None) <= rounding * size
+        slope, leaves = ([of[n] for n in names] for of in (combined, weights))
+        parts = pull_back(slope, leaves, [*map(random, slope)])
+        bend, size = (sum(float(t.detach().norm()) for t in of) for of in (parts, slope))
+        return bend <= rounding * size
 
-    def is_so(name: str) -> bool:
-        """Whether the largest entry of a diagonal is that of the derivative of the slope."""
-        entries = squared[name].reshape(-1)
-        i = int(entries.argmax())
-        column = grad(squares[name].reshape(-1)[i], weights[name], retain_graph=True)[0]
+    def is_diagonal(name: str, values: Tensor) -> bool:
+        """Whether the largest of the values is that entry of the derivative of the slope."""
+        i = int(values.argmax())
+        [column] = slopes(squared[name].reshape(-1)[i], [weights[name]])
         entry = float(column.reshape(-1)[i])
-        return abs(entry - float(entries[i])) <= rounding * abs(entry)
+        return abs(entry - float(values.reshape(-1)[i])) <= rounding * abs(entry)
 
     modules, tensors = dict(problem.module.named_modules()), problem.layout.layers
     layers = {n: modules[n] for n in tensors if n in modules and is_linear(tensors[n])}
-    squared = ggn_diagonal(problem, layers, x, half_square)
+    values = ggn_diagonal(problem, layers, x, half_square)
     return {
         layer: m
         for layer, m in layers.items()
-        if all(n in squared and is_so(n) for n in tensors[layer])
+        if all(n in values and is_diagonal(n, values[n]) for n in tensors[layer])
     }
 
 
@@ -170,14 +205,17 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
 
     Raises FldiagError where it is not finite.
     """
-    layers, views = exact_layers(problem), problem.layout.views(problem.w.double())
+    layers, w = exact_layers(problem), problem.layout.views(problem.w.double())
     names = [n for layer in layers for n in problem.layout.layers[layer]]
-    sums = {n: torch.full_like(views[n].reshape(-1), problem.weight_decay) for n in names}
+    sums = {n: torch.full_like(w[n], problem.weight_decay).reshape(-1) for n in names}
     for x, y in problem.batches() if layers else ():
         parts = ggn_diagonal(problem, layers, x, lambda z, y=y: problem.criterion.total(z, y))  # type: ignore[misc]
         for name in parts.keys() & sums.keys():
-            sums[name] += parts[name].reshape(-1) / problem.weight
+            sums[name] += parts[name].reshape(-1) / problem.centre.weight
     return {n: finite(v) for n, v in sums.items()}
+
+
+# -- the whole diagonal
 
 
 @dataclass(frozen=True)
@@ -186,56 +224,62 @@ class Diagonal:
 
     Args:
         values: the diagonal, flat in float64.
-        stderr: standard errors of its entries; of the exact tensors 0.
-        samples: the trace of every random probe; of the exact tensors none.
-        exact: the names of the exact tensors.
+        stderr: standard errors of its entries; of exact tensors 0.
+        samples: of each tensor that is estimated the trace of every random vector.
         converged: exact, or the standard error that was asked for is reached.
         products: that were spent.
         noise: relative rounding error of a product.
+        by_differences: whether products are differences of gradients.
     """
 
     values: dict[str, Tensor]
     stderr: dict[str, Tensor]
     samples: dict[str, Tensor]
-    exact: frozenset[str]
     converged: bool
     products: int
     noise: float
+    by_differences: bool
 
-    def is_exact(self, names: Sequence[str] | None = None) -> bool:
-        """Whether these tensors (default: all) are exact."""
-        return self.exact >= set(names or self.values)
+    def part(self, names: Sequence[str]) -> Diagonal:
+        """That of some tensors."""
+        whole = self.values, self.stderr, self.samples
+        values, stderr, samples = ({n: of[n] for n in names if n in of} for of in whole)
+        return replace(self, values=values, stderr=stderr, samples=samples)
 
-    def estimator(self, names: Sequence[str] | None = None) -> str:
-        """How these tensors' part (default: all) was computed."""
-        return "exact" if self.is_exact(names) else "hutchinson"
+    def is_exact(self) -> bool:
+        """Whether no tensor is estimated."""
+        return not self.samples
+
+    def estimator(self) -> str:
+        """How it was computed."""
+        method = "hutchinson" if self.samples else "exact"
+        return f"{method}, differences" if self.by_differences else method
 
     def vector(self) -> Tensor:
         """The diagonal [P]."""
-        return torch.cat(list(self.values.values()))
+        return torch.cat([*self.values.values()])
 
     def vector_stderr(self) -> Tensor:
         """Its standard errors [P]; 0 where it is exact."""
-        return torch.cat(list(self.stderr.values()))
+        return torch.cat([*self.stderr.values()])
 
-    def trace(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
-        """The trace over these tensors (default: all), and its standard error (None where it is exact)."""
-        names = list(names or self.values)
-        value = math.fsum(float(self.values[n].sum()) for n in names)
-        samples = [self.samples[n] for n in names if n not in self.exact]
-        if not samples:
+    def trace(self) -> tuple[float, float | None]:
+        """The trace and its standard error (None where it is exact)."""
+        value = math.fsum(float(v.sum()) for v in self.values.values())
+        if not self.samples:
             return value, None
-        sums = torch.stack(samples).sum(0)
-        scatter = float(sums.std()) / math.sqrt(len(sums)) if len(sums) > 1 else math.inf
-        return value, math.hypot(scatter, self.noise * value)
+        samples = torch.stack([*self.samples.values()]).sum(0)
+        return value, math.hypot(stderr_of(samples), self.noise * value)
 
-    def norm(self, names: Sequence[str] | None = None) -> tuple[float, float | None]:
+    def norm(self) -> tuple[float, float | None]:
         """The Euclidean norm, without the part that noise adds to it, and its standard error to first order."""
-        parts = (
-            torch.cat([p[n] for n in names or self.values]) for p in (self.values, self.stderr)
-        )
-        size, error = norm(*parts)
-        return size, None if self.is_exact(names) else error
+        size, error = norm(self.vector(), self.vector_stderr())
+        return size, error if self.samples else None
+
+
+def stderr_of(samples: Tensor) -> float:
+    """The standard error of the mean of numbers [n]; infinite of one."""
+    return float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.inf
 
 
 def norm(values: Tensor, stderr: Tensor) -> tuple[float, float]:
@@ -271,67 +315,32 @@ def diagonal(
         FldiagError: the loss or its curvature is not finite.
     """
     assert math.isfinite(problem.centre.loss)
-    names, values = problem.layout.names, exact_sums(problem)
+    values, names = exact_sums(problem), problem.layout.names
     errors = {n: torch.zeros_like(v) for n, v in values.items()}
-    rest = [n for n in names if n not in values]
     samples, products, is_close = dict[str, Tensor](), 0, True
-    if rest:
-        operator = problem.hessian(names=rest)
-        fixed = torch.cat([*values.values(), problem.w.new_zeros(1).double()])
+    if rest := [n for n in names if n not in values]:
+        operator, known = problem.hessian(names=rest), [*values.values()]
         if operator.size <= max_products:  # a product an entry
             unit = torch.eye(operator.size, dtype=torch.float64).to(problem.device)
             mean = torch.stack([operator(row)[i] for i, row in enumerate(unit)])
             error = torch.zeros_like(mean)
         else:
-            space = Krylov(operator.size, problem.noise, problem.device, torch.float64)
-            space.append_random(seed, 0)
-            room = problem.memory // 4 // (8 * operator.size)
-            while space.done < min(STEPS, max_products // 2, len(space.rows), room):
-                space.step(operator)
-            for mean, error, probes in _probes(operator, space, seed):
-                n, traces = len(probes), fixed.sum() + probes.sum(1)
-                spread = float(traces.std()) / math.sqrt(n) if n > 1 else math.inf
-                size = abs(float(traces.mean()))
-                if entries and n > 1:
-                    spread, size = float(error.norm()), float(torch.cat([fixed, mean]).norm())
+            steps = min(STEPS, max_products // 2, problem.rows_in_memory(operator.size))
+            for mean, error, traces in estimates(
+                operator, steps, seed, problem.noise, problem.device
+            ):
+                sums = sum(float(v.sum()) for v in known) + traces.sum(1)
+                spread, size = stderr_of(sums), abs(float(sums.mean()))
+                if entries and len(sums) > 1:
+                    spread, size = float(error.norm()), float(torch.cat([*known, mean]).norm())
                 is_close = spread <= rtol * size
                 if progress:
                     progress(operator.products, max_products, "trace by probes")
-                if (is_close and n >= LEAST) or operator.products >= max_products:
+                if (is_close and len(sums) >= LEAST) or operator.products >= max_products:
                     break
-            samples = dict(zip(rest, probes.T, strict=True))
-        values |= dict(zip(rest, mean.split(operator.sizes), strict=True))
-        errors |= dict(zip(rest, error.split(operator.sizes), strict=True))
+            samples = dict(zip(rest, traces.T, strict=True))
         products = operator.products
-    return Diagonal(
-        {n: values[n] for n in names},
-        {n: errors[n] for n in names},
-        samples,
-        frozenset(names) - samples.keys(),
-        is_close,
-        products,
-        problem.noise,
-    )
-
-
-def _probes(
-    operator: Curvature | Differences, space: Krylov, seed: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """After each random vector: mean and standard error of the diagonal [P], and the traces by vector and tensor [n, T]."""
-    rows = torch.stack(space.rows)
-    q, hq = rows[: space.done], torch.from_numpy(space.coefficients().T).to(rows) @ rows
-    # H = (1 - QQ')H(1 - QQ') + QQ'H + HQQ' - QQ'HQQ'
-    measured = 2 * (q * hq).sum(0) - (q * ((hq @ q.T) @ q)).sum(0)
-    mean, scatter = torch.zeros_like(measured), torch.zeros_like(measured)
-    samples: list[Tensor] = []
-    while True:
-        rng = torch_rng(seed, "hutchinson probe", len(samples))
-        z = torch.randint(0, 2, (operator.size,), generator=rng, dtype=torch.float64) * 2 - 1
-        z = z.to(q)
-        product = operator(z - (q @ z) @ q)
-        sample = z * (product - (q @ product) @ q) + measured
-        samples.append(torch.stack([part.sum() for part in sample.split(operator.sizes)]))
-        n, step = len(samples), sample - mean  # Welford's update
-        mean = mean + step / n
-        scatter = scatter + step * (sample - mean)
-        yield mean, (scatter / max(1, n - 1) / n).sqrt(), torch.stack(samples)
+        for of, vector in ((values, mean), (errors, error)):
+            of |= zip(rest, vector.split(operator.sizes), strict=True)
+    about = is_close, products, problem.noise, problem.by_differences
+    return Diagonal(values, errors, samples, *about).part(names)
