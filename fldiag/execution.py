@@ -16,18 +16,17 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import (
-    FIRST_COMPLETED,
     BrokenExecutor,
     CancelledError,
     Executor,
     Future,
     ProcessPoolExecutor,
-    wait,
+    ThreadPoolExecutor,
 )
 from contextvars import ContextVar
 from functools import partial
-from itertools import islice
 from multiprocessing import resource_tracker
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -113,7 +112,8 @@ class Missing:
 
 
 _work: dict[str, Work] = {}  # of a worker, by key: the last one
-_one_at_a_time = threading.Lock()  # PyTorch's random state belongs to the whole process
+# PyTorch's random state, and the environment, belong to the whole process
+_one_at_a_time, _one_start = threading.Lock(), threading.Lock()
 
 
 def _keep(key: str, work: Work) -> None:
@@ -121,10 +121,10 @@ def _keep(key: str, work: Work) -> None:
     _work[key] = work
 
 
-def _perform(key: str, unit: Any, work: Work | None = None) -> Any:
+def _perform(key: str, unit: Any, *work: Work) -> Any:
     with _one_at_a_time:
-        if work is not None:
-            _keep(key, work)
+        if work:
+            _keep(key, *work)
         return _work[key](unit) if key in _work else Missing
 
 
@@ -148,61 +148,32 @@ def _versions() -> tuple[str, str]:
 class Pool(contextlib.ExitStack):
     """Does units of one work. Used as a context; leaving it ends the workers that are ours.
 
-    ``slots``: an executor for each unit that may be under way; none: this process does them. ``name``: what a unit is called in
-    messages.
+    ``map``: the results of units in their order, each as early as that allows; the units' own exceptions are raised.
+    ``name``: what a unit is called in messages.
     """
 
     def __init__(self, work: Work, name: Callable[[Any], str]):
         super().__init__()
         self.work, self.name, self.key = work, name, uuid.uuid4().hex
-        self.slots: list[Executor] = []
+        self.map: Callable[[Iterable[Any]], Iterator[Any]] = partial(map, work)  # in this process
+        self._idle: SimpleQueue[Executor] = SimpleQueue()
 
-    def completed(self, units: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """(number of the unit, result) as they are done; the units' own exceptions are raised."""
-        waiting = enumerate(units)
-        if not self.slots:
-            yield from ((number, self.work(unit)) for number, unit in waiting)
-            return
-        busy: dict[Future[Any], tuple[Executor, int, Any]] = {}
+    def start(self, workers: Sequence[Executor]) -> None:
+        """Let these do the units: an executor for each unit that may be under way."""
+        for worker in workers:
+            self._idle.put(worker)
+        callers = ThreadPoolExecutor(len(workers))
+        self.callback(callers.shutdown, wait=False, cancel_futures=True)
+        self.map = partial(callers.map, self._do)
 
-        def submit(slot: Executor, number: int, unit: Any, *work: Work) -> None:
-            with self._doing(unit), _safe_start():
-                busy[slot.submit(_perform, self.key, unit, *work)] = slot, number, unit
-
+    def _do(self, unit: Any) -> Any:
+        """The result of a unit by an idle worker. One that dies is an error that names the unit."""
+        worker = self._idle.get()
         try:
-            for slot, item in zip(self.slots, waiting, strict=False):
-                submit(slot, *item)
-            while busy:
-                for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                    slot, number, unit = busy.pop(future)
-                    with self._doing(unit):
-                        result = future.result()
-                    if result is Missing:
-                        submit(slot, number, unit, self.work)
-                        continue
-                    for item in islice(waiting, 1):
-                        submit(slot, *item)
-                    yield number, result
-        finally:
-            for future in busy:
-                future.cancel()
-
-    def map(self, units: Iterable[Any]) -> Iterator[Any]:
-        """Results in the order of the units, each as early as that allows."""
-        early: dict[int, Any] = {}
-        following = 0
-        with contextlib.closing(self.completed(units)) as completed:  # type: ignore[type-var]
-            for number, result in completed:
-                early[number] = result
-                while following in early:
-                    yield early.pop(following)
-                    following += 1
-
-    @contextlib.contextmanager
-    def _doing(self, unit: Any) -> Iterator[None]:
-        """A worker that dies is an error that names the unit."""
-        try:
-            yield
+            result = _submit(worker, self.key, unit).result()
+            if result is Missing:
+                result = _submit(worker, self.key, unit, self.work).result()
+            return result
         except Exception as error:
             is_dead = isinstance(error, (BrokenExecutor, CancelledError))
             if not is_dead and type(error).__module__ != "distributed.scheduler":
@@ -211,6 +182,8 @@ class Pool(contextlib.ExitStack):
                 f"{self.name(unit)}: its worker died ({first_line(error)}; out of memory?)",
                 "run the same command again (train: with --resume, resume=True); finished work is kept",
             ) from error
+        finally:
+            self._idle.put(worker)
 
 
 def open_pool(
@@ -239,11 +212,11 @@ def open_pool(
     pool, workers = Pool(work, name), max(1, joblib.cpu_count() // count)
     with _safe_start():
         if not isinstance(executor, str):
-            pool.slots = [executor] * WINDOW
+            pool.start([executor] * WINDOW)
         elif kind == "processes":
-            pool.slots = [_process(pool) for _ in range(int(suffix or workers))]
+            pool.start([_process(pool) for _ in range(int(suffix or workers))])
         elif kind == "dask":
-            pool.slots = [_dask(pool, suffix, workers)] * WINDOW
+            pool.start([_dask(pool, suffix, workers)] * WINDOW)
     return pool
 
 
@@ -267,13 +240,9 @@ def _dask(pool: Pool, address: str, workers: int) -> Executor:
     import dask
     import distributed
 
-    local: dict[str, Any] = {
-        "n_workers": workers,
-        "threads_per_worker": 1,
-        "dashboard_address": "127.0.0.1:0",
-        "memory_limit": None,  # a share of it would stop a worker that holds a large model, for ever
-    }
-    options = {"address": address} if address else local
+    # memory: a share of it would stop a worker that holds a large model, for ever
+    local = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": None}
+    options = {"address": address} if address else {**local, "dashboard_address": None}
     # a local worker may not come back after its death: units would wait for ever
     with dask.config.set({"distributed.scheduler.no-workers-timeout": "60s"}):
         client = distributed.Client(timeout=10, set_as_default=False, **options)
@@ -289,20 +258,26 @@ def _dask(pool: Pool, address: str, workers: int) -> Executor:
     return client.get_executor(retries=3, pure=False)  # type: ignore[no-any-return]
 
 
+def _submit(worker: Executor, *arguments: Any) -> Future[Any]:
+    with _safe_start():
+        return worker.submit(_perform, *arguments)
+
+
 @contextlib.contextmanager
 def _safe_start() -> Iterator[None]:
     """Processes that start meanwhile do not search the working directory: a file multiprocessing.py beside a run that was sent
     would be executed. They also leave Ctrl-C to this process."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    resource_tracker.ensure_running()  # the first process of a kind would start it, and unblock Ctrl-C by that
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
+    with _one_start:
+        before = os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"
+        resource_tracker.ensure_running()  # the first process would start it, and unblock Ctrl-C by that
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if before is None:
+                del os.environ["PYTHONSAFEPATH"]
 
 
 # -- where a diagnostic is computed
@@ -317,7 +292,8 @@ class Workspace:
     """
 
     def __init__(self, executor: str | Executor = "serial", progress: Progress | None = None):
-        self.executor, self.progress = executor, progress
+        self.executor = executor
+        self.show: Progress = progress or (lambda done, total, text: None)
 
     def map(
         self,
@@ -347,11 +323,6 @@ class Workspace:
             for done, item in enumerate(items):
                 self.show(done, len(items), name(item))
                 yield next(results)
-
-    def show(self, done: int, total: int, text: str) -> None:
-        """Show progress."""
-        if self.progress is not None:
-            self.progress(min(done, total), max(total, 1), text)
 
     def __enter__(self) -> Workspace:
         self._token = _current.set(self)

@@ -132,6 +132,7 @@ class Recorder:
         self._evaluator: nn.Module | None = None
         if dataset:
             self._evaluator = with_packed_inputs(copy_module(self.module).cpu(), dataset)
+            self._evaluator.register_forward_hook(logits_of)
         self._trained: dict[int, tuple[State, list[Row]]] = {}
 
         path = Path(out)
@@ -378,7 +379,7 @@ class Recorder:
             return []
 
         def outputs(x: Tensor) -> Tensor:
-            z = logits_of(model(x[0])).float()
+            z = model(x[0]).float()
             if not dataset.regression and is_probabilities(z):
                 raise FldiagError("the model returns probabilities, and the loss is of logits")
             return z.unsqueeze(0)

@@ -20,7 +20,6 @@ import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ from fldiag.results import files
 State = dict[str, Tensor]
 #: Weights as transformers names them, the safest first.
 PRETRAINED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-#: What a file may claim to hold: so many times its own size, and so many bytes more.
-TIMES, MORE = 8, 2**24
 #: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
 SAFE_TORCH, TRUST = "2.10", "FLDIAG_TRUST_FILES"
 #: Key of the metadata, and names of the tensors beside the model.
@@ -85,8 +82,7 @@ class Checkpoint:
     run: Any = None
 
     def __repr__(self) -> str:
-        size = sum(t.numel() for t in self.state.values())
-        return f"Checkpoint({str(self.path)!r}, {self.label}, {size:,} numbers, {len(self.client_ids)} clients)"
+        return f"Checkpoint({str(self.path)!r}, {self.label}, {len(self.client_ids)} clients)"
 
     @property
     def round(self) -> int | None:
@@ -108,16 +104,15 @@ class Checkpoint:
         """Short name for tables and captions."""
         if self.manifest:
             return f"{self.config['method']['name']} round {self.round}"
-        is_folder = self.path.name in PRETRAINED
-        name = self.path.absolute().parent.name if is_folder else self.path.stem
+        path = self.path.absolute()
+        name = path.parent.name if path.name in PRETRAINED else path.stem
         return f"{name} {self.key}".strip()
 
     def beside(self, name: str) -> Path | None:
         """Another file of its run, verified; None where it lies in no run, or the run has no such file."""
-        is_there = self.run is not None and name in self.run.files
-        return self.run.verified(name) if is_there else None
+        return self.run.verified(name) if self.run and name in self.run.files else None
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         """Of the file, in hexadecimal digits."""
         return files.sha256(self.path)
@@ -135,12 +130,9 @@ def pack(about: Mapping[str, Any], **tensors: Any) -> bytes:
     """
     flat: State = {}
     for group, value in tensors.items():
-        entries = (
-            {f"/{n}": t for n, t in value.items()} if isinstance(value, Mapping) else {"": value}
-        )
-        for name, t in entries.items():
-            if t is not None:
-                flat[group + name] = t.detach().cpu().clone().contiguous()
+        is_dict = isinstance(value, Mapping)
+        flat |= {f"{group}/{n}": t for n, t in value.items()} if is_dict else {group: value}
+    flat = {n: t.detach().cpu().clone().contiguous() for n, t in flat.items() if t is not None}
     # safetensors sorts the names, and a state_dict has an order
     text = json.dumps({**about, "names": list(flat)}, sort_keys=True)
     return save(flat, {"format": "pt", ABOUT: text})
@@ -189,12 +181,13 @@ def read_tensors(path: Path) -> dict[str, Any]:
         FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
     """
     if not path.is_file():
-        problem = "no file" if path.exists() else "not there"
-        raise FldiagError(f"{path} is {problem}", "give a .pt or .safetensors file", usage=True)
+        raise FldiagError(f"{path} is no file", "give a .pt or .safetensors file", usage=True)
     try:
-        content = READERS.get(path.suffix, _pt)(path)
-        for tensor in _tensors(content):
-            plain(tensor)
+        content = dict(READERS.get(path.suffix, _pt)(path))
+        size = sum(plain(leaf).nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
+        if path.suffix not in READERS and size > 8 * path.stat().st_size + 2**24:
+            raise ValueError(f"it claims to hold {size / 1e6:,.0f} MB")  # views of one number can
+        return content
     except FldiagError:
         raise
     except Exception as error:  # a damaged file can make a reader raise anything
@@ -202,7 +195,6 @@ def read_tensors(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as weights, and nothing in it was executed: {first_line(error)}",
             "save the weights alone, torch.save(model.state_dict(), path), or copy the file again",
         ) from None
-    return dict(content) if isinstance(content, Mapping) else {"arr_0": content}
 
 
 def plain(value: Any) -> Tensor:
@@ -213,24 +205,20 @@ def plain(value: Any) -> Tensor:
     return t
 
 
-def _tensors(content: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(content) if isinstance(t, Tensor)]
-
-
 def _index(path: Path) -> State:
     """The files beside an index (``model.safetensors.index.json``) that it names."""
-    names = set(json.loads(path.read_text("utf-8"))["weight_map"].values())
-    parts = [read_tensors(path.parent / Path(name).name) for name in sorted(names)]
+    files = sorted(set(json.loads(path.read_bytes())["weight_map"].values()))
+    parts = (read_tensors(path.parent / Path(file).name) for file in files)
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about = (file.metadata() or {}).get(ABOUT)
-    if about is None:
+        metadata = file.metadata() or {}
+    content: dict[str, Any] = json.loads(metadata.get(ABOUT, "{}"))
+    if not content:
         return flat
-    content: dict[str, Any] = json.loads(about)
     for name in content.pop("names"):
         group, slash, rest = name.partition("/")
         (content.setdefault(group, {}) if slash else content)[rest or group] = flat[name]
@@ -276,11 +264,7 @@ def _pt(path: Path) -> Any:
     if zipfile.is_zipfile(path) and (bad := zipfile.ZipFile(path).testzip()) is not None:
         raise FldiagError(f"{path} is damaged: the checksum of {bad} does not match")
     with torch.serialization.safe_globals(PLAIN_OBJECTS):
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    claimed = sum(t.numel() * t.element_size() for t in _tensors(content))
-    if claimed > TIMES * path.stat().st_size + MORE:
-        raise ValueError(f"it claims to hold {claimed / 1e6:,.0f} MB")
-    return content
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _weights(path: Path, content: dict[str, Any], key: str | None) -> State:
@@ -288,20 +272,17 @@ def _weights(path: Path, content: dict[str, Any], key: str | None) -> State:
     if key is None and _is_state(content):
         return content
     sets = {str(name): dict(value) for name, value in content.items() if _is_state(value)}
-    names = [n for n in sets if key in (None, n)]
-    if len(names) != 1:
-        raise FldiagError(
-            f"{path} holds {'several sets' if names else 'no set'} of weights {key or ''}".strip(),
-            f"choose with --key NAME or key=NAME: {', '.join(sorted(sets)) or 'it has none'}",
-            usage=key is not None,
-        )
-    return sets[names[0]]
+    matches = [state for name, state in sets.items() if key in (None, name)]
+    if len(matches) == 1:
+        return matches[0]
+    raise FldiagError(
+        f"{path} holds {'several sets' if matches else 'no set'} of weights {key or ''}".strip(),
+        f"choose with --key NAME or key=NAME: {', '.join(sets) or 'it has none'}",
+        usage=key is not None,
+    )
 
 
 def _is_state(value: Any) -> bool:
     """Whether it is a dict of tensors by name."""
-    return (
-        isinstance(value, Mapping)
-        and {type(n) for n in value} == {str}
-        and all(isinstance(t, Tensor) for t in value.values())
-    )
+    is_dict = isinstance(value, Mapping) and len(value) > 0
+    return is_dict and all(isinstance(n, str) and isinstance(t, Tensor) for n, t in value.items())

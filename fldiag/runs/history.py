@@ -72,10 +72,9 @@ class Stored:
 
     def start_of(self, j: int) -> Weights:
         """What row j of the clients received, with its buffers."""
-        if self.starts is None:
-            return self.start
         own = {n: b[j] for n, b in self.start_buffers.items()}
-        return self.starts[j], {**self.received_buffers, **own}
+        w = self.received if self.starts is None else self.starts[j]
+        return w, {**self.received_buffers, **own}
 
     @property
     def moved(self) -> Tensor:
@@ -96,7 +95,6 @@ class History:
         root: Folder of the data.
         download: Whether the data may be fetched.
         normalise: How data that are given are seen (``fldiag.data.load``).
-        name: What tables and pictures call it, by default as the run.
         samples: At most so many examples a client and a class mixture (see ``ExamplePool``).
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: In which everything is evaluated.
@@ -116,32 +114,32 @@ class History:
         root: str | None = None,
         download: bool = False,
         normalise: Any = None,
-        name: str | None = None,
         samples: int | None = None,
         device: str | torch.device = "auto",
         dtype: torch.dtype = torch.float32,
         memory: int = 2 * 2**30,
     ):
-        stored = run.rounds
-        self.rounds = [r for r in stored if r] or stored if rounds is None else sorted(set(rounds))
+        self.rounds = sorted(set(rounds or ())) or [r for r in run.rounds if r] or run.rounds
         # a round that was never stored is refused here
-        first = run.checkpoint(next((r for r in self.rounds if r not in stored), None))
+        first = run.checkpoint(next((r for r in self.rounds if r not in run.rounds), None))
         first = replace(first, model=model or first.model, data=data or first.data)
-        dataset = None
-        if first.data is not None or "name" in first.config["data"]:  # else only weights are known
+        config, dataset = run.about["config"], None
+        if first.data is not None or "name" in config["data"]:  # else only weights are known
             dataset = load_dataset(first, root, download, normalise)
         self.network = Network(build_module(first, dataset))
         check_merging(self.network.module)
-        self.remarks, config = list(run.origin.get("notes", ())), run.about["config"]
         parts = load_parts(first, "partition.npz")
+        notes = [*run.origin.get("notes", ())]
         if parts is None:
             parts = [np.empty(0, dtype=np.int64)] * int(config["clients"]["total"])
-            self.remarks.append("the run does not say which examples belong to which client")
+            notes.append("the run does not say which examples belong to which client")
+        #: What every table says is missing.
+        self.remarks = notes
         #: The training examples of every client; its own test examples, where it has such.
         self.parts, self.test_parts = list(parts), load_parts(first, "test_partition.npz")
         #: The section ``train`` of the run's config, as far as it is known.
         self.training = dict(config.get("train", {}))
-        self.run, self.name, self.samples, self.memory = run, name or run.name, samples, memory
+        self.run, self.name, self.samples, self.memory = run, run.name, samples, memory
         self.device, self.dtype = torch.device(device_of(device, dtype)), dtype
         self.network.module.to(self.device, dtype).eval()
         self.network.buffers = convert(self.network.buffers, dtype, self.device)
@@ -166,32 +164,27 @@ class History:
     def _read(self, r: int) -> Stored:
         rounds, c = self.run.rounds, self.run.checkpoint(r)
         aggregated, buffers = self._weights(c)
-        is_first = r == 1 and 0 not in rounds
+        before, is_first = self.network.buffers, r == 1 and 0 not in rounds
         is_lost = bool(buffers) and not is_first and r - 1 not in rounds
         if c.clients is None or c.received is None or is_lost:
             return Stored(r, aggregated, buffers=buffers)
-        before = self.network.buffers
         if buffers and not is_first:
             before = self._weights(self.run.checkpoint(r - 1))[1]
-        finite = torch.isfinite(c.clients).all(1).nonzero().flatten()
-        ids = [c.client_ids[j] for j in finite.tolist()]
-        for k in sorted({*c.client_ids} - {*ids}):
-            self.note(r, f"the trained weights of client {k} are not finite: left out", k)
+        finite = torch.isfinite(c.clients).all(1)
+        for k, is_finite in zip(c.client_ids, finite.tolist(), strict=True):
+            if not is_finite:
+                self.note(r, f"the trained weights of client {k} are not finite: left out", k)
 
-        def rows(value: Any) -> Any:
-            return convert(cut(value, finite), self.dtype, self.device)
-
+        rows = {"clients": c.clients, "client_buffers": c.buffers, "start_buffers": c.start_buffers}
+        rows |= {} if c.starts is None else {"starts": c.starts}
         return Stored(
             r,
             aggregated,
-            tuple(ids),
-            rows(c.clients),
-            c.received.to(self.device, self.dtype),
-            buffers,
-            rows(c.buffers),
-            before,
-            None if c.starts is None else rows(c.starts),
-            rows(c.start_buffers),
+            tuple(k for k, is_finite in zip(c.client_ids, finite, strict=True) if is_finite),
+            received=c.received.to(self.device, self.dtype),
+            buffers=buffers,
+            received_buffers=before,
+            **convert(cut(rows, finite), self.dtype, self.device),
         )
 
     def _weights(self, c: Checkpoint) -> Weights:
@@ -210,15 +203,17 @@ class History:
             FldiagError: A round cannot be read, or none has client weights.
         """
         self._begin()
-        is_empty = True
-        for r in self.rounds if every_round else self.rounds[::-1]:
-            if (stored := self.stored(r)).ids:
-                is_empty = False
-                yield stored
-                if not every_round:
-                    return
-        if is_empty:
-            raise self._unusable()
+        rounds = self.rounds if every_round else self.rounds[::-1]
+        usable = (stored for stored in map(self.stored, rounds) if stored.ids)
+        first = next(usable, None)
+        if first is None:
+            raise FldiagError(
+                f"{self.name} holds no round with client weights",
+                "train with --set checkpoint.clients=sampled, or record what clients received and made",
+            )
+        yield first
+        if every_round:
+            yield from usable
 
     def map_rounds(
         self,
@@ -245,7 +240,7 @@ class History:
         """
         rounds = self.rounds if every_round else self.rounds[-1:]
         if clients and not every_round:
-            rounds = [stored.round for stored in self.each(every_round=False)]
+            rounds = [next(self.each(every_round=False)).round]
         self._begin()
         rows: list[Row] = []
         shared = {"function": function, "clients": clients, "options": options}
@@ -254,7 +249,7 @@ class History:
             rows += part
             self.notes += notes
         if clients and not rows:
-            raise self._unusable()
+            next(self.each())  # refuses a run without any
         return rows
 
     def _begin(self) -> None:
@@ -262,16 +257,11 @@ class History:
         for text in self.remarks:
             self.note(None, text)
 
-    def _unusable(self) -> FldiagError:
-        return FldiagError(
-            f"{self.name} holds no round with client weights",
-            "train with --set checkpoint.clients=sampled, or record what clients received and made",
-        )
-
     def note(self, round: int | None, text: str, client: int | None = None) -> None:
         """Remember that something is missing."""
         row = {"metric": "missing", "round": round, "client": client, "note": text, "masked": True}
-        self.notes += [] if row in self.notes else [row]
+        if row not in self.notes:
+            self.notes.append(row)
 
     # The examples
 
@@ -346,8 +336,10 @@ class History:
         """The aggregation weights [K] of these clients (they sum to 1), by the rule that the run's config names."""
         n = np.array([len(self.parts[k]) for k in ids], dtype=float)
         rule, size = self.training.get("aggregate", "n"), self.training.get("batch_size", 1)
-        p = {"n": n, "batches": n // size, "uniform": np.ones_like(n)}[rule]
-        return p / p.sum() if p.sum() else np.full(len(n), 1 / max(len(n), 1))
+        equal = np.ones_like(n)
+        p = {"n": n, "batches": n // size, "uniform": equal}[rule]
+        p = p if p.any() else equal
+        return p / p.sum()
 
     @property
     def common(self) -> dict[str, Any]:
@@ -371,8 +363,8 @@ class History:
         outputs: list[Any] = []
         if self._pool is not None:  # what the model does also counts, not only how it is spelled
             w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
-            models, first = [(w, self.network.buffers)], min(4, self._pool.n)
-            scores = evaluate(self.network, self._pool, models, first)
+            models = [(w, self.network.buffers)]
+            scores = evaluate(self.network, self._pool, models, min(4, self._pool.n))
             outputs = [self.dataset.fingerprint(), scores.loss]
         about = [repr(self.network.module), str(self.dtype), self.run.about, self.remarks]
         return digest(self.files, outputs, self.parts, self.test_parts, self.samples, about)

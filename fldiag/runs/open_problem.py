@@ -69,24 +69,20 @@ def open_problem(
     if isinstance(content, Dataset):
         parts, tests = (load_parts(checkpoint, f"{n}.npz") for n in ("partition", "test_partition"))
         examples: Any = data.take(content, slice, parts, samples, tests)
-        usual = losses.criterion(content.regression)
-        remarks = data.remarks(content)
+        usual, remarks = losses.criterion(content.regression), data.remarks(content)
     elif (slice, samples) != ("train", None):
-        raise FldiagError(
-            "slice and samples are for a data set, and the examples themselves were given",
-            "leave them out",
-            usage=True,
-        )
+        what = "slice and samples are for a data set, and the examples themselves were given"
+        raise FldiagError(what, "leave them out", usage=True)
     else:
         examples = as_slice(content)
         y = examples.batch(0, min(examples.n, 256))[1]
-        usual = losses.model_loss
-        if isinstance(y, Tensor):
-            usual = losses.criterion(y.is_floating_point() and not is_probabilities(y))
+        is_tensor = isinstance(y, Tensor)
+        is_number = is_tensor and y.is_floating_point() and not is_probabilities(y)
+        usual = losses.criterion(is_number) if is_tensor else losses.model_loss
         remarks = [] if loss else [f"{checkpoint.path.name}: the loss is {losses.name_of(usual)}"]
+    label = checkpoint.label
+    weights: tuple[Any, Any] = checkpoint.state, None
     labels: dict[str, Any] = {"moment": "aggregated", "scope": "global"}
-    label: str = checkpoint.label
-    weights: tuple[Any, dict[str, Tensor]] = checkpoint.state, {}
     if client is not None:
         label, weights = f"{label} client {client}", _client(checkpoint, client)
         labels = {"moment": "trained", "scope": "client", "client": client}
@@ -103,22 +99,21 @@ def open_problem(
         labels=labels,
         **options,
     )
-    problem.checkpoint = checkpoint
+    problem.checkpoint, problem.remarks = checkpoint, remarks
     problem.run = target if isinstance(target, Run) else None
-    problem.remarks = remarks
     return problem
 
 
 def _criterion(loss: str | Callable[..., Any]) -> Callable[..., Any]:
     if callable(loss):
         return loss
-    if ":" in loss:
-        user_code.allow(loss)
-        function: Callable[..., Tensor] = user_code.load_user(loss, "loss")
-        return function
-    if loss not in losses.BY_NAME:
+    if loss in losses.BY_NAME:
+        return losses.BY_NAME[loss]
+    if ":" not in loss:
         raise unknown("loss", loss, losses.BY_NAME)
-    return losses.BY_NAME[loss]
+    user_code.allow(loss)
+    function: Callable[..., Tensor] = user_code.load_user(loss, "loss")
+    return function
 
 
 # Data
@@ -151,18 +146,15 @@ def load_data(
             "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader",
             usage=True,
         )
-    values = {key: spec[key] for key in DataSection.model_fields if key in spec}
+    section = DataSection(**{**spec, "root": root or spec.get("root")})
     if (file := c.beside("data.npz")) is not None:
-        values["name"] = f"npz:{file}"
-    folder = spec.get("root")
-    root = root or (folder if isinstance(folder, str) and Path(folder).is_dir() else None)
-    section = DataSection(**{**values, "root": root})
+        section = section.model_copy(update={"name": f"npz:{file}"})
     dataset = data.load(section, download=download)
-    fingerprint = c.manifest.get("provenance", {}).get("data")
-    if fingerprint and dataset.fingerprint() != fingerprint:
+    fingerprint, trained = dataset.fingerprint(), c.manifest.get("provenance", {}).get("data")
+    if trained and fingerprint != trained:
         raise FldiagError(
             f"the data set {section.name!r} found here is not the one {c.path} was trained on (fingerprint "
-            f"{dataset.fingerprint()}, not {fingerprint})",
+            f"{fingerprint}, not {trained})",
             f"point to the same data, or accept it: --data {section.name}",
         )
     return dataset
@@ -206,13 +198,10 @@ def _built(c: Checkpoint, content: Any) -> nn.Module:
             "net() in own_loop.py; in Python: fldiag.load(PATH, model=net)",
             usage=True,
         )
+    name, shape = str(spec.pop("name")), tuple(c.manifest["shape"])
+    most = sum(t.numel() for t in c.state.values())
     return models.build(
-        str(spec.pop("name")),
-        tuple(c.manifest["shape"]),
-        c.manifest["classes"],
-        spec,
-        seed=c.manifest["seed"],
-        most=sum(t.numel() for t in c.state.values()),
+        name, shape, c.manifest["classes"], spec, seed=c.manifest["seed"], most=most
     )
 
 
@@ -224,9 +213,8 @@ def _shapes(c: Checkpoint, content: Any) -> tuple[tuple[int, ...] | None, int]:
         return tuple(c.manifest["shape"]), c.manifest["classes"]
     examples = as_slice(content)
     x, y = examples.batch(0, examples.n)
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        return None, 0
-    return tuple(x.shape[1:]), count_classes(y)
+    is_plain = isinstance(x, Tensor) and isinstance(y, Tensor)
+    return (tuple(x.shape[1:]), count_classes(y)) if is_plain else (None, 0)
 
 
 def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -244,21 +232,21 @@ def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
 # The frozen weights beneath adapters: once in a run, named by their hash in every checkpoint
 
 
-def frozen(module: nn.Module) -> dict[str, Tensor]:
-    """The frozen weights, in single precision."""
+def _frozen(module: nn.Module) -> dict[str, Tensor]:
+    """In single precision, whatever it trains in."""
     return {name: t.float() for name, t in lora.frozen_weights(module).items()}
 
 
 def base_of(module: nn.Module) -> dict[str, Any]:
     """``base``: the name of the frozen weights, where there are any."""
-    weights = frozen(module)
-    return {"base": digest(weights)[:32]} if weights else {}
+    frozen = _frozen(module)
+    return {"base": digest(frozen)[:32]} if frozen else {}
 
 
 def keep_base(run: Run, module: nn.Module) -> None:
     """Write the frozen weights, if there are any, into the run."""
-    if weights := frozen(module):
-        run.put_tensors(BASE, {}, **weights)
+    if frozen := _frozen(module):
+        run.put_tensors(BASE, {}, **frozen)
 
 
 def with_base(module: nn.Module, c: Checkpoint) -> nn.Module:
@@ -305,23 +293,17 @@ def with_packed_inputs(module: nn.Module, content: Any) -> nn.Module:
         return module
     reader = copy.deepcopy(unwrap_model(module))
     reader.register_forward_pre_hook(partial(_unpack, packed), with_kwargs=True, prepend=True)
-    reader.register_forward_hook(_logits_of_call)
+    reader.register_forward_hook(logits_of)
     return reader
 
 
-def _unpack(
-    layout: str, module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _unpack(layout: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     inputs = unpack(args[0], layout, next(module.parameters()).dtype)
     return arguments(inspect.signature(module.forward), inputs)
 
 
-def _logits_of_call(module: nn.Module, args: Any, output: Any) -> Tensor:
-    return logits_of(output)
-
-
-def logits_of(output: Any) -> Tensor:
-    """A model's outputs, or the entry ``logits`` among them. Raises FldiagError where there is neither."""
+def logits_of(module: nn.Module, args: Any, output: Any) -> Tensor:
+    """A forward hook: the one tensor that a module returned, or the entry ``logits``. Raises FldiagError for anything else."""
     logits = output.get("logits") if isinstance(output, Mapping) else output
     if not isinstance(logits, Tensor):
         raise FldiagError(

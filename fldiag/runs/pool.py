@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fldiag import data, losses
 from fldiag.data import Dataset
-from fldiag.data.arrays import ready, spread
+from fldiag.data.arrays import spread
 from fldiag.data.dataset import Slice
-from fldiag.errors import FldiagError
 from fldiag.execution import threads
 from fldiag.models.network import Network, forward_macs
+from fldiag.problem.data import convert
 
 #: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
 BATCH = 500
@@ -66,10 +66,9 @@ class ExamplePool:
         self.split = dataset.evaluation[0]
         total, slices = sum(map(len, parts)), [data.take(dataset, self.split, None, samples)]
         for k, n in enumerate(map(len, parts)):
-            count = None
-            if samples is not None and samples < total:
-                count = max(1, round(samples * n / total))
-            slices += [data.take(dataset, f"client:{k}", parts, count)] if n else []
+            if n:
+                count = max(1, round(min(samples or total, total) * n / total))
+                slices.append(data.take(dataset, f"client:{k}", parts, count))
         ends = np.cumsum([s.n for s in slices]).tolist()
         self.segments = {s.name: slice(end - s.n, end) for s, end in zip(slices, ends, strict=True)}
         self.n, self.test = ends[-1], slice(0, ends[0])
@@ -88,14 +87,12 @@ class ExamplePool:
     def take(self, examples: slice | Tensor, name: str) -> Slice:
         """A stretch of the pool, or some of its examples (indices), as a slice for a Problem."""
         y = self.y[examples]
-        if not len(y):
-            raise FldiagError(f"slice {name} is empty", "choose a client with examples")
         return Slice(name, len(y), self.x_raw[examples], y, self.dataset)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of examples start..stop-1, ready for a model."""
         x, y = self.dataset.normalise(self.x_raw[start:stop]), self.y[start:stop]
-        return ready(x, self.device, self.dtype), ready(y, self.device, self.dtype)
+        return convert((x, y), self.dtype, self.device)  # type: ignore[no-any-return]
 
     def batches(self, stretch: slice, size: int, mixed: bool = True) -> Iterator[slice]:
         """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""
@@ -127,11 +124,11 @@ def evaluate(
     """
     loss = np.empty((len(models), first))
     right = None if pool.dataset.regression else np.empty(loss.shape, dtype=bool)
-    count, size = stack_size(network, pool.dataset.shape, len(models))
     # another module than a chain of layers is called with its parameters put in place, one call at a time
     is_shared = pool.device.type == "cpu" and network.stackable
-    workers = max(1, min(torch.get_num_threads(), len(models)) if is_shared else 1)
-    count = min(count, -(-len(models) // workers)) or 1
+    workers = min(torch.get_num_threads(), len(models)) if is_shared else 1
+    count, size = stack_size(network, pool.dataset.shape, len(models))
+    count = min(count, -(-len(models) // max(workers, 1))) or 1
 
     def score(i: int) -> None:
         group = models[i : i + count]
@@ -149,12 +146,12 @@ def evaluate(
                     right[at] = (losses.predicted(outputs) == y).cpu().numpy()
 
     starts = range(0, len(models), count)
-    if workers == 1:
-        list(map(score, starts))
-    else:
+    if workers > 1:
         own = partial(torch.set_num_threads, 1)
         with threads(torch.get_num_threads()), ThreadPoolExecutor(workers, initializer=own) as each:
             list(each.map(score, starts))
+    else:
+        list(map(score, starts))
     loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
     valid = ~np.isnan(loss.sum(1))
     loss[~valid] = np.nan

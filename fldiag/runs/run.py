@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from filelock import FileLock, Timeout
 from safetensors import safe_open
-from torch import stack
+from torch.utils.data import default_collate
 
 from fldiag.errors import FldiagError, check_name, counted
 from fldiag.results import files
@@ -69,6 +69,7 @@ class Run:
     """
 
     def __init__(self, path: Path, about: dict[str, Any]):
+        check_name(path)
         self.path, self.name, self.about = path, path.name, about
         self.model: Any = None
         self.data: Any = None
@@ -89,9 +90,9 @@ class Run:
             FldiagError: There is none, one of another format, or one whose run.json or lines were changed.
         """
         path = Path(path)
-        check_name(path)
-        # the folder first: of a run that is being trained the lines are then newer
-        stored = _checkpoints(path)
+        stored = _checkpoints(
+            path
+        )  # first: of a run that is being trained the lines are then newer
         try:
             text, lines = ((path / name).read_bytes() for name in (ABOUT, LINES))
         except OSError as error:
@@ -103,29 +104,23 @@ class Run:
         for line in re.findall(rb".*\n", lines):  # what stands behind is half a line
             run._add(line)
         if len(stored.difference(*(record["files"] for record in run.records))) > 1:
-            raise FldiagError(
-                f"{path / LINES} lacks rounds whose files are there", "restore it from a copy"
-            )
+            raise FldiagError(f"{path / LINES} lacks rounds whose files are there", "restore it")
         return run
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, {counted(self.done, 'round')})"
 
     @property
-    def _last(self) -> dict[str, Any]:
-        return self.records[-1] if self.records else {"round": 0}
-
-    @property
     def done(self) -> int:
         """Rounds trained so far (and safely stored)."""
-        return int(self._last["round"])
+        return self.records[-1]["round"] if self.records else 0
 
     @property
     def status(self) -> str:
-        """finished, diverged, or unfinished (being trained, or stopped)."""
-        status = str(self._last.get("status", "unfinished"))
+        """finished, diverged, or unfinished (being trained, stopped, or to get more rounds)."""
+        status = self.records[-1].get("status") if self.records else None
         is_extended = status == "finished" and self.done < self.about["config"].get("rounds", 0)
-        return "unfinished" if is_extended else status
+        return "unfinished" if is_extended else status or "unfinished"
 
     @property
     def config(self) -> Config:
@@ -156,14 +151,10 @@ class Run:
 
     def checkpoint(self, round: int | None = None) -> Checkpoint:
         """The checkpoint of a round (default: the last). Raises FldiagError if it is missing or was changed."""
-        rounds = self.rounds
-        r = max(rounds, default=1) if round is None else round
-        if r not in rounds:
-            raise FldiagError(
-                f"run {self.path} has no checkpoint of round {r}",
-                f"it has {len(rounds)}, the last of rounds {rounds[-3:]}",
-                usage=True,
-            )
+        r = max(self.rounds, default=1) if round is None else round
+        if r not in self.rounds:
+            what = f"run {self.path} has no checkpoint of round {r}"
+            raise FldiagError(what, f"the last are {self.rounds[-3:]}", usage=True)
         checkpoint = read_checkpoint(self.verified(self.round_file(r)))
         return replace(checkpoint, run=self, model=self.model, data=self.data)
 
@@ -171,8 +162,7 @@ class Run:
     def common(self) -> dict[str, Any]:
         """What stands in every row of this run's tables."""
         config = self.about["config"]
-        method, seed = config["method"].get("name"), config.get("seed")
-        return {"run": self.name, "method": method, "seed": seed}
+        return {"run": self.name, "method": config["method"].get("name"), "seed": config["seed"]}
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -183,18 +173,14 @@ class Run:
 
     def verified(self, name: str) -> Path:
         """The path of a file of the run after its sha256 was checked."""
-        path = self._present(name)
+        path = self.path / name
+        if not path.is_file():
+            raise FldiagError(f"{path} belongs to the run and is not there", "restore it")
         if files.sha256(path) != self.files.get(name):
             raise FldiagError(
                 f"{path} is not the file this run wrote (its sha256 differs)",
                 "restore the original file; to diagnose this one as it is, copy it out of the run folder",
             )
-        return path
-
-    def _present(self, name: str) -> Path:
-        path = self.path / name
-        if not path.is_file():
-            raise FldiagError(f"{path} belongs to the run and is not there", "restore it")
         return path
 
     def steps(self, round: int) -> pd.DataFrame | None:
@@ -225,7 +211,7 @@ class Run:
     @property
     def server_state(self) -> State:
         """What the server carries on after the last stored round, besides the weights."""
-        name, _ = self.state_of.get(SERVER, ("", 0))
+        name, _ = self.state_of.get(SERVER, (None, 0))
         return read_tensors(self.verified(name)).get("server", {}) if name else {}
 
     # Writing
@@ -261,13 +247,12 @@ class Run:
         Raises:
             FldiagError: A file of the run is missing.
         """
-        for name in self.files:
-            self._present(name)
-        for file in self.path.glob("*/*"):
-            name = file.relative_to(self.path).as_posix()
-            if OWN.fullmatch(name) and name not in self.files:
-                file.unlink()
-        self._new = {}
+        paths = {file.relative_to(self.path).as_posix(): file for file in self.path.glob("**/*")}
+        for name in self.files.keys() - paths:
+            self.verified(name)
+        for name in paths.keys() - self.files:
+            if OWN.fullmatch(name):
+                paths[name].unlink()
 
     def discard(self) -> None:
         """Remove the files of a run that could not be begun."""
@@ -297,10 +282,8 @@ class Run:
 
     def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> dict[str, Any]:
         """Write what the server and these clients carry on; returns what the round's line says of it."""
-        ids = sorted(clients)
-        names = clients[ids[0]] if ids else ()
-        rows = {n: stack([clients[i][n].cpu() for i in ids]) for n in names}
-        name = f"state/{round:04d}.safetensors"
+        ids, name = sorted(clients), f"state/{round:04d}.safetensors"
+        rows = default_collate([clients[i] for i in ids]) if ids else {}
         self.put_tensors(name, {}, server=server, clients=rows)
         return {"state": name, "clients": ids}
 
@@ -316,8 +299,9 @@ class Run:
         Raises:
             FldiagError: The disk refuses; the run is as it was.
         """
-        record = {"line": len(self.records) + 1, "round": round, "rows": list(rows), **facts}
-        text = json.dumps({**record, "files": self._new}, default=lambda value: value.item())
+        record = {"round": round, "rows": list(rows), **facts, "files": self._new}
+        record["line"] = len(self.records) + 1
+        text = json.dumps(record, default=lambda value: value.item())
         content = files.with_digest(json.loads(text))
         line = json.dumps(content, sort_keys=True).encode() + b"\n"
         files.append(self.path / LINES, line, self._size)
@@ -336,12 +320,12 @@ class Run:
         self.records.append(record)
         self.files |= record["files"]
         self.about = {**self.about, **record.get("about", {})}
-        removed = set(record.get("removed", ()))
+        before = {name for name, _ in self.state_of.values()}
         if "state" in record:
             ids = [*record["clients"], SERVER]
-            removed |= {self.state_of[i][0] for i in ids if i in self.state_of}
             self.state_of |= {i: (record["state"], j) for j, i in enumerate(ids)}
-            removed -= {name for name, _ in self.state_of.values()}
+        removed = before.difference(name for name, _ in self.state_of.values())
+        removed |= {*record.get("removed", ())}
         for name in removed:
             self.files.pop(name, None)
         return removed
@@ -351,16 +335,14 @@ class Run:
     def unneeded(self, rounds: Collection[int] | None = None) -> list[str]:
         """Names of the files that can go: the clients' states, without which the run cannot be given more rounds, and the
         checkpoints of all rounds but ``rounds`` (None: none) and the last."""
-        others = [] if rounds is None else [r for r in self.rounds[:-1] if r not in rounds]
+        others = [] if rounds is None else {*self.rounds[:-1]}.difference(rounds)
         states = [name for name in self.files if name.startswith("state/")]
-        return [*map(self.round_file, others), *states]
+        return [*map(self.round_file, sorted(others)), *states]
 
     def prune(self, rounds: Collection[int] | None = None) -> None:
         """Remove what is ``unneeded``. Raises FldiagError for a run that is not finished."""
         if self.status == "unfinished":
-            raise FldiagError(
-                f"{self.path} is not finished", "finish it first, with --resume", usage=True
-            )
+            raise FldiagError(f"{self.path} is not finished", "finish it: --resume", usage=True)
         with lock(self.path):
             self.append(self.done, [], status=self.status, removed=self.unneeded(rounds))
 
@@ -400,22 +382,23 @@ def lock(path: Path) -> Iterator[None]:
     Raises:
         FldiagError: Another process owns it, it cannot be written, it holds symbolic links, or its name is no text.
     """
-    check_name(path)
     for entry in path.rglob("*"):
         if entry.is_symlink():
             raise files.link_error(entry)
+    # a recorder may be closed by another thread
+    owner = FileLock(path / LOCK, blocking=False, thread_local=False)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # a recorder may be closed by another thread
-        owner = FileLock(path / LOCK, thread_local=False).acquire(blocking=False)
+        owner.acquire()
     except Timeout:
-        raise FldiagError(
-            f"{path} is being written by another process", "wait for it, or stop it", usage=True
-        ) from None
+        what = f"{path} is being written by another process"
+        raise FldiagError(what, "wait for it, or stop it", usage=True) from None
     except OSError as error:
         raise FldiagError(f"cannot write to {path}: {error.strerror}", "choose another") from None
-    with owner:
+    try:
         yield
+    finally:
+        owner.release()
 
 
 def folder_size(path: Path) -> int:
@@ -426,8 +409,8 @@ def folder_size(path: Path) -> int:
 def same_model(*members: Run | Checkpoint) -> bool:
     """Whether the weights of two runs belong to one model: by names and shapes."""
     states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in members]
-    shapes = [{n: t.shape for n, t in state.items()} for state in states]
-    return shapes[0] == shapes[1]
+    one, other = ({n: t.shape for n, t in state.items()} for state in states)
+    return one == other
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -463,8 +446,19 @@ def select_rounds(
     if text is None or text == "all":
         return None
     words = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
+    rounds: set[int] = set()
     try:
-        rounds = {r for word in words for r in _rounds_of(str(word), stored_rounds)}
+        for word in map(str, words):
+            first, dash, last = word.partition("-")
+            every = word.removeprefix("every:")
+            if word == "last":
+                rounds.update(stored_rounds[-1:])
+            elif every != word:
+                rounds.update(r for r in stored_rounds if r % int(every) == 0)
+            elif dash:
+                rounds.update(r for r in stored_rounds if int(first) <= r <= int(last))
+            else:
+                rounds.add(int(word))
     except (ValueError, ZeroDivisionError):
         rounds = set()
     if not rounds:
@@ -474,12 +468,3 @@ def select_rounds(
             usage=True,
         )
     return sorted(rounds)
-
-
-def _rounds_of(word: str, stored: Sequence[int]) -> Sequence[int]:
-    if word == "last":
-        return stored[-1:]
-    if word.startswith("every:"):
-        return [r for r in stored if r % int(word.removeprefix("every:")) == 0]
-    first, dash, last = word.partition("-")
-    return [r for r in stored if int(first) <= r <= int(last)] if dash else [int(first)]

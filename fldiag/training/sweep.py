@@ -64,9 +64,9 @@ def sweep(
         for c in {c.data: c for c in plan}.values():
             Setup(c, download=True)
     with open_pool(executor, _train_one, device, name=lambda unit: unit[1].name) as pool:
-        for done, (i, status) in enumerate(pool.completed(zip(plan, paths, strict=True)), 1):
+        for i, status in enumerate(pool.map(zip(plan, paths, strict=True))):
             if on_event is not None:
-                event = {"status": status, "path": str(paths[i]), "done": done, "total": len(plan)}
+                event = {"status": status, "path": str(paths[i]), "done": i + 1, "total": len(plan)}
                 on_event({"event": "end", **event})
     return [Run.open(path) for path in paths]
 
