@@ -8,20 +8,20 @@ every fault and hint is written down. ``planted`` cases were chosen by somebody 
 them cannot be seen in one run. Writes doctor.csv, by which the doctor is tested.
 """
 
-from __future__ import annotations
-
-import copy
 import re
 import sys
-import tempfile
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils import parameters_to_vector
 from torch.optim import SGD, Adam
 
 import fldiag
@@ -42,8 +42,7 @@ def mlp(norm=nn.Identity):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), norm(32), nn.ReLU(), nn.Linear(32, 10))
 
 
-def normed():
-    return mlp(nn.BatchNorm1d)
+normed = partial(mlp, nn.BatchNorm1d)
 
 
 def convolutional():
@@ -82,17 +81,14 @@ def with_tenth(part):
     return lambda seed: [*skewed(seed, 9), part(skewed(seed, 9))]
 
 
-def keep(f, client, value):
-    return value
-
-
 @dataclass
 class Federation:
     """A plain loop of federated averaging. A model is a vector of all numbers of its state_dict.
 
-    ``rows``, ``inputs``, ``labels``, ``start`` and ``upload`` (f, client, value) change what a client reads, from what it starts
-    and what it returns; ``server`` (f, v) makes the new model of the clients' [K, n]. In a round there are the received model
-    ``w``, the drawn clients ``ids`` and their shares ``p``; ``past``: the models so far; ``last``: the clients' last ones.
+    A change is a number or a function. ``rows`` (f, k), ``inputs`` (x), ``labels`` (k, y), ``start`` (f, k) and ``upload``
+    (f, w) change what client k reads, from what it starts and what it returns; only that of client ``only``, if given.
+    ``server`` (f, v) makes the new model of the clients' [K, n]. In a round there are the received model ``w``, the drawn
+    clients ``ids`` and their shares ``p``; ``past``: the models so far; ``last``: what each client trained last.
     """
 
     seed: int
@@ -104,15 +100,17 @@ class Federation:
     batch: int = 16
     steps: Any = None
     rate: float = 0.1
+    factor: Any = lambda f, k: 1
+    optimiser: Any = SGD
     sampled: Any = None
-    x: Tensor = X
+    x: Any = X
+    only: Any = None
     draw: Any = lambda f, rng: rng.permutation(len(f.parts))[: f.sampled]
-    rows: Any = keep
-    inputs: Any = keep
-    labels: Any = keep
-    start: Any = keep
-    upload: Any = keep
-    optimiser: Any = lambda f, client, parameters: SGD(parameters, f.rate)
+    rows: Any = lambda f, k: f.parts[k]
+    inputs: Any = lambda x: x
+    labels: Any = lambda k, y: y
+    start: Any = lambda f, k: f.w
+    upload: Any = lambda f, w: w
     broadcast: Any = lambda f: f.past[-1]
     server: Any = lambda f, v: f.p @ v
     report: Any = lambda f: None
@@ -125,11 +123,11 @@ class Federation:
         rng = np.random.default_rng(self.seed)
         self.parts, self.model = self.deal(self.seed), self.build()
         self.past = [flat(self.model)]
-        test = self.x[N:], Y[N:]
-        options = {"test": test, "method": self.method, "seed": self.seed}
-        with fldiag.Recorder(out, self.model, (self.x, Y), self.parts, **options) as recorder:
+        about = {"test": (self.x[N:], Y[N:]), "method": self.method, "seed": self.seed}
+        with fldiag.Recorder(out, self.model, (self.x, Y), self.parts, **about) as recorder:
             for _ in range(self.rounds):
-                self.w, self.ids = self.broadcast(self), sorted(map(int, self.draw(self, rng)))
+                self.round, self.w = len(self.past), self.broadcast(self)
+                self.ids = sorted(map(int, self.draw(self, rng)))
                 sizes = torch.tensor([len(self.parts[k]) for k in self.ids]).double()
                 self.p = sizes / sizes.sum()
                 uploads = {k: self.train(k) for k in self.ids}
@@ -144,10 +142,11 @@ class Federation:
 
     def train(self, k):
         """What client k returns."""
-        rows = torch.as_tensor(self.rows(self, k, self.parts[k])).long()
-        x, y = self.inputs(self, k, self.x[rows]), self.labels(self, k, Y[rows])
-        model = self.load(self.start(self, k, self.w)).train()
-        optimiser = self.optimiser(self, k, model.parameters())
+        change = self if self.only in (None, k) else Federation
+        rows = torch.as_tensor(change.rows(self, k)).long()
+        x, y = change.inputs(self.x[rows]), change.labels(k, Y[rows])
+        model = self.load(change.start(self, k)).train()
+        optimiser = self.optimiser(model.parameters(), self.rate * self.factor(self, k))
         batches = [b for _ in range(self.epochs) for b in torch.randperm(len(y)).split(self.batch)]
         for batch in batches[: self.steps]:
             if len(batch) > (self.build is normed):  # no batch-norm of one example
@@ -155,67 +154,67 @@ class Federation:
                 nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
                 optimiser.step()
         self.last[k] = flat(model)
-        return self.upload(self, k, self.last[k])
+        return change.upload(self, self.last[k])
+
+    def state(self, w):
+        """The state_dict of the numbers w."""
+        state, start = {}, 0
+        for name, tensor in self.model.state_dict().items():
+            part = w[start : start + tensor.numel()]
+            state[name], start = part.view_as(tensor).to(tensor), start + len(part)
+        return state
 
     def load(self, w):
         """The model with the numbers w."""
-        tensors = self.model.state_dict().values()
-        for tensor, part in zip(tensors, w.split([t.numel() for t in tensors]), strict=True):
-            tensor.copy_(part.reshape(tensor.shape))
+        self.model.load_state_dict(self.state(w))
         return self.model
 
-    def state(self, w):
-        return copy.deepcopy(self.load(w).state_dict())
-
-    @torch.no_grad()
     def accuracy(self, rows, w=None):
         """Of the last aggregate, or of w."""
         model = self.load(self.past[-1] if w is None else w).eval()
-        return float((model(self.x[rows]).argmax(1) == Y[rows]).double().mean())
+        return (model(self.x[rows]).argmax(1) == Y[rows]).double().mean().item()
 
 
 def flat(model):
-    return torch.cat([v.reshape(-1).double() for v in model.state_dict().values()])
+    return parameters_to_vector(model.state_dict().values()).double()
 
 
 # -- changes
 
 
-def at(who, change):
-    """A change at one client."""
-    return lambda f, k, value: change(f, k, value) if k == who else value
-
-
 def data_of(whose):
     """Client k reads the examples of client ``whose`` (k)."""
-    return lambda f, k, rows: f.parts[whose(k) % 10]
+    return lambda f, k: f.parts[whose(k) % 10]
 
 
-def redrawn(f, k, rows):
+def redrawn(f, k):
     """Every round deals anew."""
-    return f.deal(1000 * f.seed + len(f.past))[k]
+    return f.deal(1000 * f.seed + f.round)[k]
 
 
-def shuffled(f, k, y):
+def shuffled(k, y):
     return y[torch.randperm(len(y), generator=torch.Generator().manual_seed(k))]
 
 
 def late(rounds):
-    return lambda f, k, w: f.past[-rounds - 1 :][0]
-
-
-def initial(f, k, w):
-    return f.past[0]
+    """Clients start from an older model, the initial one at most."""
+    return lambda f, k: f.past[-rounds - 1 :][0]
 
 
 def own(part):
     """A part of the model stays the client's own."""
-    return lambda f, k, w: torch.cat([w[: part.start], f.last.get(k, w)[part], w[part.stop :]])
+
+    def start(f, k):
+        new = f.w.clone()
+        new[part] = f.last.get(k, new)[part]
+        return new
+
+    return start
 
 
 def update(change):
     """An upload with another update."""
-    return lambda f, k, w: f.w + change(w - f.w)
+    return lambda f, w: f.w + change(w - f.w)
 
 
 def plain(f, v):
@@ -255,17 +254,12 @@ def feddyn(f, v):
 CASES = {}
 
 
-def case(group, name, words="", **changes):
-    CASES[group, name] = words, changes
+def case(group, suffix, name, words="", **changes):
+    CASES[group, name + suffix] = words, changes
 
 
-def broken(name, words, **changes):
-    case("broken", name, words, **changes)
-
-
-def planted(name, words, **changes):
-    case("planted", name, words, **{"method": "fedavg"} | changes)
-
+broken = partial(case, "broken", "")
+planted = partial(case, "planted", "", method="fedavg")
 
 ANOTHER, OTHER = "data of another", "other labels"
 CLIENT_4 = "(training|updates) of client 4"
@@ -274,111 +268,84 @@ broken("neighbours_class", ANOTHER, deal=by_class, rows=data_of(lambda k: k + 1)
 broken("counted_from_one", ANOTHER, rows=data_of(lambda k: k - 1))
 broken("reversed_partition", ANOTHER, rows=data_of(lambda k: 9 - k))
 broken("two_swapped", "training of client 2|data", rows=data_of(lambda k: {2: 6, 6: 2}.get(k, k)))
-broken("own_label_maps", OTHER, deal=equal, labels=lambda f, k, y: (y * 7 + k) % 10)
-broken("labels_plus_one", OTHER, labels=lambda f, k, y: (y + 1) % 10)
+broken("own_label_maps", OTHER, deal=equal, labels=lambda k, y: (y * 7 + k) % 10)
+broken("labels_plus_one", OTHER, labels=lambda k, y: (y + 1) % 10)
 broken("shuffled_at_all", OTHER, labels=shuffled)
-broken("shuffled_at_one", CLIENT_4, deal=equal, labels=at(4, shuffled))
-broken(
-    "shuffled_skewed",
-    CLIENT_4,
-    deal=lambda seed: skewed(seed, alpha=1.0),
-    rounds=10,
-    labels=at(4, shuffled),
-)
-broken("flipped_at_one", CLIENT_4, deal=equal, labels=at(4, lambda f, k, y: 9 - y))
-for name, rate, change in (
-    ("transposed", 0.1, lambda f, k, x: x.mT),
-    ("negated", 0.1, lambda f, k, x: -x),
-    ("small", 0.1, lambda f, k, x: x / 16),
-    ("large", 0.02, lambda f, k, x: 16 * x),
-    ("raw", 0.001, lambda f, k, x: 255 * x),
-):
-    broken(f"{name}_at_one", CLIENT_4, deal=equal, rate=rate, inputs=at(4, change))
+at_4 = partial(broken, words=CLIENT_4, deal=equal, only=4)
+at_4("shuffled_at_one", labels=shuffled)
+at_4("shuffled_skewed", deal=partial(skewed, alpha=1.0), rounds=10, labels=shuffled)
+at_4("flipped_at_one", labels=lambda k, y: 9 - y)
+at_4("transposed_at_one", inputs=lambda x: x.mT)
+at_4("negated_at_one", inputs=torch.neg)
+at_4("small_at_one", inputs=lambda x: x / 16)
+at_4("large_at_one", rate=0.02, inputs=lambda x: 16 * x)
+at_4("raw_at_one", rate=0.001, inputs=lambda x: 255 * x)
 broken("redrawn_equal", "partition", deal=equal, rows=redrawn, epochs=4)
 broken("redrawn_skewed", "partition", rows=redrawn, epochs=4)
-broken("all_on_test", "test examples", rows=lambda f, k, rows: TEST[k::10], epochs=10)
-broken(
-    "one_on_test",
-    "client 3.*test examples",
-    deal=equal,
-    rows=at(3, lambda f, k, rows: TEST),
-    epochs=10,
-)
+on_test = partial(broken, epochs=10)
+on_test("all_on_test", "test examples", rows=lambda f, k: TEST[k::10])
+on_test("one_on_test", "client 3.*test examples", deal=equal, only=3, rows=lambda f, k: TEST)
 broken(
     "twice_in_list",
     "client 3 holds examples twice",
     deal=lambda seed: [np.tile(p, 1 + (k == 3)) for k, p in enumerate(skewed(seed))],
 )
 broken("copied_examples", "clients 2 and 9 hold equal", deal=with_tenth(lambda parts: parts[2]))
+broken("nan_of_client", "client 5 are not finite", only=5, upload=lambda f, w: w / (f.round != 4))
+broken("nan_of_server", "aggregate.*not finite", server=lambda f, v: f.p @ v / (f.round != 4))
+mean = partial(broken, method="fedavg")
+mean("one_less", "left out", server=lambda f, v: f.p[:-1] @ v[:-1] / f.p[:-1].sum())
+mean("divided_by_all", "do not sum to 1", server=lambda f, v: 0.9 * f.p @ v)
+mean("rate_twice", "multiple", server=lambda f, v: f.w + 0.25 * (f.p @ v - f.w))
+mean("said_by_examples", "plain mean", server=plain)
+mean("squared_sizes", "other weights", server=lambda f, v: f.p**2 @ v / (f.p @ f.p))
 broken(
-    "nan_of_client", "client 5 are not finite", upload=at(5, lambda f, k, w: w / (len(f.past) != 4))
+    "reports_another_split",
+    "reported accuracy",
+    report=lambda f: {"accuracy": f.accuracy(TEST[:230]) + 0.03},
 )
-broken("nan_of_server", "aggregate.*not finite", server=lambda f, v: f.p @ v / (len(f.past) != 4))
-for name, words, server in (
-    ("one_less", "left out", lambda f, v: f.p[:-1] @ v[:-1] / f.p[:-1].sum()),
-    ("divided_by_all", "do not sum to 1", lambda f, v: 0.9 * f.p @ v),
-    ("rate_twice", "multiple", lambda f, v: f.w + 0.25 * (f.p @ v - f.w)),
-    ("said_by_examples", "plain mean", plain),
-    ("squared_sizes", "other weights", lambda f, v: f.p**2 @ v / (f.p @ f.p)),
-):
-    broken(name, words, method="fedavg", server=server)
-for name, words, report in (
-    ("another_split", "reported accuracy", lambda f: {"accuracy": f.accuracy(TEST[:230]) + 0.03}),
-    ("too_much", "reported test_acc", lambda f: {"test_acc": min(f.accuracy(TEST) + 0.04, 1)}),
-    ("training", "training data", lambda f: {"test_accuracy": f.accuracy(slice(N))}),
-):
-    broken(f"reports_{name}", words, report=report)
+broken(
+    "reports_too_much",
+    "reported test_acc",
+    report=lambda f: {"test_acc": min(f.accuracy(TEST) + 0.04, 1)},
+)
+broken(
+    "reports_training",
+    "training data",
+    report=lambda f: {"test_accuracy": f.accuracy(slice(N))},
+)
 
-planted("uniform_mean", "plain mean", server=plain, sampled=5)
-planted(
-    "counted_twice", "weights|left out", server=lambda f, v: f.p @ v[[0, 0, 2, 3, 4]], sampled=5
-)
-planted("divisor", "do not sum to 1", server=lambda f, v: f.p @ v / 2, sampled=5)
+five = partial(planted, sampled=5)
+five("uniform_mean", "plain mean", server=plain)
+five("counted_twice", "weights|left out", server=lambda f, v: f.p @ v[[0, 0, 2, 3, 4]])
+five("divisor", "do not sum to 1", server=lambda f, v: f.p @ v / 2)
 planted(
     "stale_broadcast",
     "another model than the last aggregate",
     method="own",
     broadcast=lambda f: f.past[0],
 )
-planted(
-    "last_buffers",
-    "buffers are those of one client",
-    method="own",
-    build=normed,
-    server=last_statistics,
-)
-planted("momentum_buffers", "buffers are", build=normed, server=momentum, rounds=12)
-planted(
-    "returns_received",
-    "client 2 is exactly zero",
-    upload=at(2, lambda f, k, w: f.w),
-    sampled=5,
-    rounds=12,
-)
+buffers = partial(planted, build=normed)
+buffers("last_buffers", "buffers are those of one client", method="own", server=last_statistics)
+buffers("momentum_buffers", "buffers are", server=momentum, rounds=12)
+five("returns_received", "client 2 is exactly zero", only=2, upload=lambda f, w: f.w, rounds=12)
 planted(
     "old_model",
     "client 5 returned weights",
-    upload=at(5, lambda f, k, w: f.memory.setdefault(0, w)),
+    only=5,
+    upload=lambda f, w: f.memory.setdefault(0, w),
 )
-planted(
-    "summed_loss",
-    "client 6 are unusually long",
-    upload=at(6, lambda f, k, w: f.w + 20 * (w - f.w)),
-)
-planted(
-    "shared_module",
-    "each other",
-    upload=lambda f, k, w: f.memory.setdefault(len(f.past), w),
-)
+planted("summed_loss", "client 6 are unusually long", only=6, upload=update(lambda d: 20 * d))
+planted("shared_module", "each other", upload=lambda f, w: f.memory.setdefault(f.round, w))
 planted(
     "never_drawn",
     "client 9 is never drawn",
     draw=lambda f, rng: rng.permutation(9)[:5],
     rounds=25,
 )
-planted("shuffled_labels", CLIENT_4, labels=at(4, shuffled), sampled=5, rounds=12)
+five("shuffled_labels", CLIENT_4, only=4, labels=shuffled, rounds=12)
 planted("leaked_test", "overlaps", deal=with_tenth(lambda parts: TEST[:40]))
-planted("collapsed_head", "chance|other labels", labels=lambda f, k, y: y // 5, rounds=12)
+planted("collapsed_head", "chance|other labels", labels=lambda k, y: y // 5, rounds=12)
 planted("rate_too_high", "chance|finite|diverged", rate=20.0)
 planted(
     "best_reported",
@@ -394,109 +361,100 @@ planted(
     report=lambda f: {"accuracy": np.mean([f.accuracy(f.parts[k], f.last[k]) for k in f.ids])},
 )
 planted("dead_units", "units", build=dead, rounds=12)
-for name in ("seed_unused", "order_unseeded"):
-    planted(name, "seed")
+planted("seed_unused", "seed")
+planted("order_unseeded", "seed")
 
 for deal in (skewed, equal):
-    for name, words, start in (
-        ("head_kept_by_all", "own last", own(HEAD)),
-        ("head_kept_by_one", "client 3 .*own last", at(3, own(HEAD))),
-        ("own_model_at_one", "client 3 .*own last", at(3, own(slice(0, 2410)))),
-        ("initial_at_one", "client 3 starts from an old", at(3, initial)),
-        ("all_late", "clients start from an old model", late(1)),
-        ("one_late", "client 3 starts from an old", at(3, late(2))),
-    ):
-        case("start", f"{name}_{deal.__name__}", words, deal=deal, start=start, rounds=12)
-    for name, changes in {
-        "stated": dict(method="fedavg"),
-        "sampled": dict(method="fedavg", sampled=4, rounds=12),
-        "one_step": dict(steps=1),
-        "long": dict(epochs=10, rounds=10),
-        "full_batch": dict(batch=N),
-        "batch_of_4": dict(batch=4, rate=0.05),
-        "large_rate": dict(rate=0.5),
-        "larger_rate": dict(rate=1.0),
-        "tiny_rate": dict(rate=1e-5),
-        "decay": dict(optimiser=lambda f, k, p: SGD(p, 0.3 * 0.7 ** len(f.past)), rounds=12),
-        "unequal_rates": dict(optimiser=lambda f, k, p: SGD(p, 0.02 * (1 + k))),
-        "local_momentum": dict(optimiser=lambda f, k, p: SGD(p, 0.1, 0.9, weight_decay=1e-3)),
-        "local_adam": dict(optimiser=lambda f, k, p: Adam(p, 0.01)),
-        "batch_norm": dict(build=normed),
-        "batch_norm_sampled": dict(build=normed, sampled=4, rounds=10),
-        "convolutional": dict(build=convolutional, rounds=6),
-        "churn": dict(draw=lambda f, rng: range(len(f.past) // 2, len(f.past) // 2 + 6)),
-        "signs": dict(upload=update(lambda d: 0.005 * d.sign())),
-        "server_momentum": dict(method="fedavgm", server=momentum),
-        "feddyn": dict(method="feddyn", server=feddyn, sampled=5),
-        "personal_heads": dict(method="fedper", start=own(HEAD), rounds=10),
-        "asynchronous": dict(method="fedasync", start=at(3, late(2)), rounds=10),
-    }.items():
-        case("sound", f"{name}_{deal.__name__}", deal=deal, **changes)
-for name, deal in {
-    "very_skewed": lambda seed: skewed(seed, alpha=0.1, least=4),
-    "tiny_skewed": lambda seed: skewed(seed, clients=40, alpha=0.1, least=1),
-    "one_class": by_class,
-    "one_client": lambda seed: equal(seed, 1),
-    "two_clients": lambda seed: skewed(seed, 2),
-    "three_clients": lambda seed: equal(seed, 3),
-    "3_examples_a_client": lambda seed: equal(seed, 20, 60),
-    "20_examples_a_client": lambda seed: equal(seed, 10, 200),
-    "empty_client": with_tenth(lambda parts: TEST[:0]),
-}.items():
-    case("sound", name, deal=deal, rounds=12)
-for name, changes in {
-    "one_class_sampled": dict(deal=by_class, sampled=4, rounds=16),
-    "few_rows": dict(x=X.sign().relu() * (torch.arange(64) % 21 == 10).reshape(8, 8)),
-    "converged": dict(epochs=3, rounds=40),
-    "last_minibatch_of_2": dict(
-        deal=lambda seed: [p[: len(p) // 16 * 16 - 14] for p in skewed(seed, least=32)],
-        build=normed,
-        sampled=4,
-        rounds=10,
-    ),
-    "half_precision": dict(
-        method="fedavg", server=lambda f, v: f.w + f.p @ (v - f.w).half().double()
-    ),
-    "noise_of_1_percent": dict(method="fedavg", server=noisy),
-    "private": dict(upload=update(lambda d: 0.5 * d + 0.01 * torch.randn_like(d))),
-    "krum": dict(method="krum", server=krum),
-    "krum_unnamed": dict(server=krum),
-    "median": dict(method="fedmedian", server=lambda f, v: v.median(0).values),
-    "rounded_report": dict(report=lambda f: {"accuracy": round(f.accuracy(TEST), 2)}),
-    "percent_report": dict(report=lambda f: {"accuracy": round(100 * f.accuracy(TEST), 1)}),
-    "training_report": dict(report=lambda f: {"train_acc": f.accuracy(slice(N))}),
-}.items():
-    case("sound", name, **changes)
+    start = partial(case, "start", f"_{deal.__name__}", deal=deal, rounds=12)
+    start("head_kept_by_all", "own last", start=own(HEAD))
+    start("head_kept_by_one", "client 3 .*own last", only=3, start=own(HEAD))
+    start("own_model_at_one", "client 3 .*own last", only=3, start=own(slice(2410)))
+    start("initial_at_one", "client 3 starts from an old", only=3, start=late(99))
+    start("all_late", "clients start from an old model", start=late(1))
+    start("one_late", "client 3 starts from an old", only=3, start=late(2))
+
+    sound = partial(case, "sound", f"_{deal.__name__}", deal=deal)
+    sound("stated", method="fedavg")
+    sound("sampled", method="fedavg", sampled=4, rounds=12)
+    sound("one_step", steps=1)
+    sound("long", epochs=10, rounds=10)
+    sound("full_batch", batch=N)
+    sound("batch_of_4", batch=4, rate=0.05)
+    sound("large_rate", rate=0.5)
+    sound("larger_rate", rate=1.0)
+    sound("tiny_rate", rate=1e-5)
+    sound("decay", rate=0.3, factor=lambda f, k: 0.7**f.round, rounds=12)
+    sound("unequal_rates", rate=0.02, factor=lambda f, k: 1 + k)
+    sound("local_momentum", optimiser=partial(SGD, momentum=0.9, weight_decay=1e-3))
+    sound("local_adam", optimiser=Adam, rate=0.01)
+    sound("batch_norm", build=normed)
+    sound("batch_norm_sampled", build=normed, sampled=4, rounds=10)
+    sound("convolutional", build=convolutional, rounds=6)
+    sound("churn", draw=lambda f, rng: range(f.round // 2, f.round // 2 + 6))
+    sound("signs", upload=update(lambda d: 0.005 * d.sign()))
+    sound("server_momentum", method="fedavgm", server=momentum)
+    sound("feddyn", method="feddyn", server=feddyn, sampled=5)
+    sound("personal_heads", method="fedper", start=own(HEAD), rounds=10)
+    sound("asynchronous", method="fedasync", only=3, start=late(2), rounds=10)
+
+sound = partial(case, "sound", "")
+twelve = partial(sound, rounds=12)
+twelve("very_skewed", deal=partial(skewed, alpha=0.1, least=4))
+twelve("tiny_skewed", deal=partial(skewed, clients=40, alpha=0.1, least=1))
+twelve("one_class", deal=by_class)
+twelve("one_client", deal=partial(equal, clients=1))
+twelve("two_clients", deal=partial(skewed, clients=2))
+twelve("three_clients", deal=partial(equal, clients=3))
+twelve("3_examples_a_client", deal=partial(equal, clients=20, examples=60))
+twelve("20_examples_a_client", deal=partial(equal, examples=200))
+twelve("empty_client", deal=with_tenth(lambda parts: TEST[:0]))
+sound("one_class_sampled", deal=by_class, sampled=4, rounds=16)
+sound("few_rows", x=X.sign().relu() * (torch.arange(64) % 21 == 10).reshape(8, 8))
+sound("converged", epochs=3, rounds=40)
+sound(
+    "last_minibatch_of_2",
+    deal=lambda seed: [p[: len(p) // 16 * 16 - 14] for p in skewed(seed, least=32)],
+    build=normed,
+    sampled=4,
+    rounds=10,
+)
+sound(
+    "half_precision",
+    method="fedavg",
+    server=lambda f, v: f.w + f.p @ (v - f.w).half().double(),
+)
+sound("noise_of_1_percent", method="fedavg", server=noisy)
+sound("private", upload=update(lambda d: 0.5 * d + 0.01 * torch.randn_like(d)))
+sound("krum", method="krum", server=krum)
+sound("krum_unnamed", server=krum)
+sound("median", method="fedmedian", server=lambda f, v: v.median(0).values)
+sound("rounded_report", report=lambda f: {"accuracy": round(f.accuracy(TEST), 2)})
+sound("percent_report", report=lambda f: {"accuracy": round(100 * f.accuracy(TEST), 1)})
+sound("training_report", report=lambda f: {"train_acc": f.accuracy(slice(N))})
 
 
 def judge(group, name, seed):
-    """A row of the table."""
+    """The outcome of a case, and what the doctor says."""
     words, changes = CASES[group, name]
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         federation = Federation(seed, **changes)
-        run = fldiag.load(federation.run(Path(folder) / "run"), model=federation.model)
+        run = fldiag.load(federation.run(folder), model=federation.model)
         rows = fldiag.diagnose(run, "doctor", device="cpu")
-    rows = rows[rows["severity"].isin(["fault", "hint"])]
-    texts = (rows["severity"] + ": " + rows["what"] + " (" + rows["evidence"] + ")").tolist()
-    outcome = "found" if any(re.search(words, text) for text in texts) else "missed"
+    rows = rows.query("severity in ['fault', 'hint']")
+    findings = [f"{row.severity}: {row.what} ({row.evidence})" for row in rows.itertuples()]
     if group == "sound":
         outcome = min(rows["severity"], default="clean")  # a fault before a hint
-    return {
-        "seed": seed,
-        "group": group,
-        "case": name,
-        "outcome": outcome,
-        "findings": "; ".join(texts),
-    }
+    else:
+        outcome = "found" if re.search(words, "\n".join(findings)) else "missed"
+    return outcome, "; ".join(findings)
 
 
 def main():
     rows = []
-    for seed in [int(text) for text in sys.argv[1:]] or SEEDS:
-        for group, name in CASES:
-            rows.append(judge(group, name, seed))
-            print(*rows[-1].values(), flush=True)
-    table = pd.DataFrame(rows)
+    for seed, case in product([int(text) for text in sys.argv[1:]] or SEEDS, CASES):
+        rows.append([seed, *case, *judge(*case, seed)])
+        print(*rows[-1], flush=True)
+    table = pd.DataFrame(rows, columns=["seed", "group", "case", "outcome", "findings"])
     table.to_csv(Path(__file__).with_suffix(".csv"), index=False)
     print(table.groupby(["group", "outcome", "seed"]).size().unstack(fill_value=0).to_string())
 

@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if numeric(item.path):
             item.add_marker(pytest.mark.numeric)
+        if "integration" in item.path.parts:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

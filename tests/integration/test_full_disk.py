@@ -11,13 +11,13 @@ resource = pytest.importorskip("resource")  # not on Windows
 
 def test_training_goes_on_when_there_is_space(tmp_path):
     how = {"out": tmp_path / "run", "rounds": 2, "clients__per_round": 2}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, hard))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limits[1]))
     try:
         with pytest.raises(fldiag.FldiagError, match="cannot write") as caught:
             train(**how)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "free some disk" in caught.value.remedy
     assert not {".tmp", ".safetensors"} & {path.suffix for path in tmp_path.rglob("*")}
     assert train(**how, resume=True).status == "finished"

@@ -8,24 +8,29 @@ import transformers
 
 import fldiag
 
-N, T, V = 6, 7, 20
-SMALL = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
-SMALL |= {"num_hidden_layers": 1, "max_position_embeddings": 16}
-TOKENS = torch.randint(3, V, (N, T), generator=torch.Generator().manual_seed(0))
-MASK = (torch.arange(T) < torch.tensor([7, 5, 3, 7, 2, 6])[:, None]).long()
-BATCH = {"input_ids": TOKENS, "attention_mask": MASK}
-BATCH["labels"] = TOKENS.masked_fill(MASK == 0, -100)
+TOKENS = torch.randint(3, 20, (6, 7), generator=torch.Generator().manual_seed(0))
+MASK = torch.ones_like(TOKENS).tril(1).flip(0)  # sentences of 7 to 2 words
+LABELS = TOKENS.masked_fill(MASK == 0, -100)
+BATCH = {"input_ids": TOKENS, "attention_mask": MASK, "labels": LABELS}
 MODELS = {
     "BertForMaskedLM": BATCH,
     "LlamaForCausalLM": BATCH,
-    "BertForSequenceClassification": {**BATCH, "labels": torch.arange(N) % 2},
+    "BertForSequenceClassification": BATCH | {"labels": torch.arange(6) % 2},
 }
 
 
 def model(name):
     torch.manual_seed(1)
-    config = transformers.LlamaConfig if "Llama" in name else transformers.BertConfig
-    return getattr(transformers, name)(config(**SMALL)).eval()
+    kind = getattr(transformers, name)
+    config = kind.config_class(
+        vocab_size=20,
+        hidden_size=8,
+        intermediate_size=12,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        max_position_embeddings=16,
+    )
+    return kind(config).eval()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -37,7 +42,7 @@ def test_a_model_has_its_own_loss_in_any_batches_and_its_folder_is_a_checkpoint(
     loss = net.double()(**batch)["loss"]
     loss.backward()
     expected, gradient = loss.item(), torch.cat([p.grad.reshape(-1) for p in net.parameters()])
-    for bounds in ([(0, N)], [(i, i + 1) for i in range(N)]):
+    for bounds in ([(0, 6)], [(i, i + 1) for i in range(6)]):
         p = fldiag.Problem(model(name), lambda out, _: out.loss, batch, dtype=torch.float64)
         p.__dict__["bounds"] = bounds
         assert p.loss()[0] == pytest.approx(expected, rel=1e-11 * rough)
@@ -51,10 +56,11 @@ def test_code_in_a_folder_is_never_run(tmp_path):
     ran = tmp_path / "ran"
     model("BertForMaskedLM").save_pretrained(tmp_path)
     (tmp_path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    config = json.loads((tmp_path / "config.json").read_text())
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
     config["auto_map"] = {"AutoConfig": "evil.C", "AutoModelForMaskedLM": "evil.M"}
     for change in ({"model_type": "evil"}, {"architectures": ["Evil"]}):
-        (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+        path.write_text(json.dumps({**config, **change}))
         with pytest.raises(fldiag.FldiagError, match=r"never run|no class"):
             fldiag.diagnose(fldiag.load(tmp_path, data=BATCH), "spectrum", k=1)
     assert not ran.exists()

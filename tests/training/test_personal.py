@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import fldiag
 from fldiag.data import Dataset, take
 from fldiag.method import Neighbours, PersonalPlan
+from fldiag.training.client import MOMENTUM
 from fldiag.training.personalise import count_right, fine_tune, mix
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup, setup_of
@@ -47,9 +48,10 @@ def setup(module, **options):
 def test_fine_tuning_is_torchs_sgd_from_the_global_model(kind, lr):
     torch.manual_seed(0)
     net = kind()
-    made, accuracies = setup(net, train__weight_decay=0.01, train__local_decay=0.1), {}
-    start = Federation(made)
+    options = {"train__local_decay": 0.1, "train__keep_momentum": True}
+    start, accuracies = Federation(setup(net, train__weight_decay=0.01, **options)), {}
     start.t = 2
+    start.clients = {k: {MOMENTUM: torch.randn_like(start.w)} for k in range(3)}  # has no effect
     rows = fine_tune(start, PersonalPlan((0, 1, 4), lr=lr))
     for k, part in enumerate(PARTS):
         own = copy.deepcopy(net).double()
