@@ -22,9 +22,8 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import only
-from fldiag.results.summary import Item, Say, missing_notes, of_rounds
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, missing_notes, of_rounds
+from fldiag.results.table import Row, only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
 from fldiag.sections import Proximal
@@ -363,7 +362,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     yield of_rounds(only(table, estimator="exact"), columns)
     steps = only(table, estimator="steps")
     if len(steps):
-        yield Say("means over the local steps that training recorded:")
+        yield Sentence("means over the local steps that training recorded:")
         yield of_rounds(steps, columns)
     yield from missing_notes(table)
 
@@ -373,7 +372,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @diagnostic(
     "drift",
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     numbers=(DISTANCE,),

@@ -27,9 +27,8 @@ from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.select import last_round, number, only
-from fldiag.results.summary import Item, Say, Small, missing_notes
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, SmallTable, missing_notes
+from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History
 from fldiag.sections import Products, Rtol, Seed, Tol
 
@@ -178,7 +177,9 @@ def draw(frame: pd.DataFrame) -> style.Figure:
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Whole, parts and gaps of the last round."""
     last = only(frame, scope="global", round=last_round(frame, "trace_gap"))
-    yield Say("F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights")
+    yield Sentence(
+        "F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights"
+    )
     cells: list[Row] = []
     for metric, text in MEASURES.items():
         cell: Row = {"measure": text, "F at w": number(last, metric)}
@@ -187,7 +188,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             cell[f"gap at {at}"] = number(last, f"{metric}_gap", moment=moment)
         cell["± at w_k"] = number(last, f"{metric}_gap", column="stderr", moment="trained")
         cells.append(cell)
-    yield Small.of(cells)
+    yield SmallTable.of(cells)
     yield from missing_notes(frame)
 
 
@@ -197,7 +198,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 @diagnostic(
     "flatness",
     meta={"read": "FedGF: abstract and opening"},
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",

@@ -19,10 +19,16 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of, spread
 from fldiag.results.statistics import sample_mean, share
-from fldiag.results.summary import Item, Say, guess_accuracy, missing_notes, of_rounds, plus_minus
-from fldiag.results.table import Row
+from fldiag.results.summary import (
+    Item,
+    Sentence,
+    guess_accuracy,
+    missing_notes,
+    of_rounds,
+    plus_minus,
+)
+from fldiag.results.table import SPLITS, WHOLE, Row, last_round, number, only, split_of, thin
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
 
@@ -46,7 +52,7 @@ NUMBERS = (
         needs=("partition",),
         options={"rounds": "last"},
         spread="drop_std",
-        column="Forgetting: accuracy lost in local training (± std over clients)",
+        column="Drop: accuracy lost in local training (± std over clients)",
     ),
     Number(
         "forgetting",
@@ -259,7 +265,7 @@ def class_cells(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows = only(rows, round=[None, rows["round"].max()])
     rows = rows.astype({"client": int, "index": int, "value": float})
     wide = rows.pivot(index="client", columns="index", values="value")
-    return wide.loc[spread(wide.index, MANY)]
+    return wide.loc[thin(wide.index, MANY)]
 
 
 def draw_classes(ax: style.Axes, wide: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
@@ -290,7 +296,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     if len(mean):
         value = plus_minus(number(mean), number(mean, column="stderr"), share=True)
         last = int(mean["round"].iloc[0])
-        yield Say(f"average forgetting (Chaudhry et al.) after round {last}: {value}")
+        yield Sentence(f"average forgetting (Chaudhry et al.) after round {last}: {value}")
     yield from missing_notes(table)
 
 
@@ -300,7 +306,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 @diagnostic(
     "forgetting",
     meta={"read": "Chaudhry et al.: abstract and opening"},
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     numbers=NUMBERS,

@@ -23,10 +23,9 @@ from fldiag.params import Layout, cosine
 from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
-from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Item, Small, missing_notes
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, SmallTable, missing_notes
+from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 
@@ -131,21 +130,21 @@ def unit_gram(output: Tensor) -> Tensor:
 
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round."""
-    stretch, rows = history.stretch(split), list[Row]()
+    segment, rows = history.segment(split), list[Row]()
     models: list[tuple[str, int | None, Weights]]
     models = [("received", None, stored.start), ("aggregated", None, stored.end)]
     models += [("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)]
     for moment, k, weights in models:
         about: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
-        about["n_examples"] = stretch.stop - stretch.start
-        numbers = numbers_of(history, weights, stretch)
+        about["n_examples"] = segment.stop - segment.start
+        numbers = numbers_of(history, weights, segment)
         rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
     trained: Row = {"moment": "trained", "scope": "global"}
     clients = only(pd.DataFrame(rows), scope="client").dropna(subset=["value"])
     for metric in METRICS:
         values = only(clients, metric=metric)["value"]
         rows.append({**trained, "metric": metric, "n_clients": len(values), **sample_mean(values)})
-    rows += [{**trained, **row} for row in similarity_rows(history, stored, stretch)]
+    rows += [{**trained, **row} for row in similarity_rows(history, stored, segment)]
     return [{"slice": split, **row} for row in rows]
 
 
@@ -170,14 +169,14 @@ def call(
     return outputs, calls
 
 
-def seen_by_head(history: History, weights: Weights, stretch: slice) -> tuple[Tensor, Tensor, Any]:
-    """What a model's head receives on a stretch of the pool [n, d], the model's outputs, and the head: the linear layer whose
+def seen_by_head(history: History, weights: Weights, segment: slice) -> tuple[Tensor, Tensor, Any]:
+    """What a model's head receives on a segment of the pool [n, d], the model's outputs, and the head: the linear layer whose
     output is the model's. Without one (None), or another layer, the outputs stand for the features."""
     module, pool, head = load(history, weights), history.pool, None
     features, outputs = list[Tensor](), list[Tensor]()
     is_deep = len(Layout.of(module).layers) > 1
     linears = [m for m in module.modules() if isinstance(m, nn.Linear) and is_deep]
-    for piece in pool.batches(stretch, BATCH):
+    for piece in pool.batches(segment, BATCH):
         output, calls = call(module, linears, pool.read(piece.start, piece.stop)[0])
         head = next((m for m, (_, made) in calls.items() if made is output), None)
         features.append((calls[head][0][0] if head else output).flatten(1))
@@ -185,18 +184,18 @@ def seen_by_head(history: History, weights: Weights, stretch: slice) -> tuple[Te
     return torch.cat(features), torch.cat(outputs), head
 
 
-def numbers_of(history: History, weights: Weights, stretch: slice) -> dict[str, float]:
-    """The numbers of one model on a stretch of the pool; nan without a head."""
-    features, outputs, head = seen_by_head(history, weights, stretch)
+def numbers_of(history: History, weights: Weights, segment: slice) -> dict[str, float]:
+    """The numbers of one model on a segment of the pool; nan without a head."""
+    features, outputs, head = seen_by_head(history, weights, segment)
     if head is None:
         return dict.fromkeys(METRICS, math.nan)
-    y, matrix = history.pool.y[stretch].to(outputs.device), head.weight.detach().double()
+    y, matrix = history.pool.y[segment].to(outputs.device), head.weight.detach().double()
     return geometry_of(features.double(), y, losses.predicted(outputs), matrix)
 
 
-def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
+def similarity_rows(history: History, stored: Stored, segment: slice) -> Iterator[Row]:
     """Linear CKA (Kornblith et al. 2019) of every two clients' trained models, by layer, and its mean over the pairs."""
-    ids, places = stored.ids, range(stretch.stop)[stretch]
+    ids, places = stored.ids, range(segment.stop)[segment]
     places = places[:: -(-len(places) // SIMILAR)]
     x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
     grams: dict[str, list[Tensor]] = {}
@@ -253,9 +252,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         {"model": text, **{m: number(last, m, moment=name) for m in METRICS}}
         for name, text in MODELS.items()
     ]
-    yield Small(lines, {"model": "features of", **METRICS})
+    yield SmallTable(lines, {"model": "features of", **METRICS})
     cka = only(last, metric="cka")
-    yield Small.of(cka[["layer", "value"]], {"layer": "layer", "value": "CKA"})
+    yield SmallTable.of(cka[["layer", "value"]], {"layer": "layer", "value": "CKA"})
     yield from missing_notes(frame)
 
 
@@ -267,7 +266,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     meta={
         "read": "Papyan et al.: excerpts and code; Roy and Vetterli, Kornblith et al.: as quoted"
     },
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --slice test",

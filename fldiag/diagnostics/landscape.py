@@ -25,9 +25,8 @@ from fldiag.plotting import style
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Note, Small, at_centre
-from fldiag.results.table import Row, table
+from fldiag.results.summary import Item, Note, SmallTable, at_centre
+from fldiag.results.table import Row, number, only, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,7 +177,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         row: Row = {"checkpoint": grid.run, "loss": number(about, "loss"), **grid.numbers}
         row |= {f"of {POINTS**2:,} points": grid.losses.size}
         rows.append({**row, "largest miss, % of the range": None if miss is None else 100 * miss})
-    yield Small(rows, {name: name for name in rows[0]})
+    yield SmallTable(rows, {name: name for name in rows[0]})
     if only(frame, metric="eigenvalue")["converged"].eq(False).any():
         yield Note("not all eigenvalues converged: raise --max-products")
 
@@ -206,7 +205,9 @@ class Surface:
 
     @property
     def caption(self) -> str:
-        return ", ".join(f"{name} = {style.number(v, 3)}" for name, v in self.numbers.items())
+        return ", ".join(
+            f"{name} = {style.format_number(v, 3)}" for name, v in self.numbers.items()
+        )
 
 
 def surfaces(frame: pd.DataFrame) -> list[Surface]:

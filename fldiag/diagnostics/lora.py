@@ -20,9 +20,8 @@ from fldiag.models.lora import adapters
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, lines
 from fldiag.registry import diagnostic
-from fldiag.results.select import last_round, only
-from fldiag.results.summary import Item, Say, Small
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.table import Row, last_round, only
 from fldiag.runs.history import History, Stored
 
 #: Metric -> the name of its axis.
@@ -124,10 +123,10 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Every layer in the last round."""
     means = by_layer(frame)
     last = last_round(means)
-    yield Say(f"adapters in round {last}: what averaging their factors loses")
+    yield Sentence(f"adapters in round {last}: what averaging their factors loses")
     wide = only(means, round=last).pivot(index="layer", columns="metric", values="value")
     rows = wide.reindex(columns=list(METRICS)).reset_index()
-    yield Small.of(rows, {"layer": "layer", **METRICS})
+    yield SmallTable.of(rows, {"layer": "layer", **METRICS})
 
 
 @diagnostic(

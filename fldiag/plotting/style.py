@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from fldiag.errors import FldiagError
 from fldiag.results.files import write_bytes
-from fldiag.results.summary import number as number  # also known here, where pictures look for it
+from fldiag.results.summary import (
+    format_number as format_number,  # also known here, where pictures look for it
+)
 
 if TYPE_CHECKING:  # half a second, which a table from the store does not need
     from matplotlib.axes import Axes
