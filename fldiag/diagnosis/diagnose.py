@@ -34,7 +34,7 @@ from fldiag.results import files
 from fldiag.results.files import get_table, put_table, sha256
 from fldiag.results.progress import notebook_bar
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.summary import Item, SmallTable, standing
+from fldiag.results.summary import Item, SmallTable, missing_notes, standing
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
@@ -56,11 +56,12 @@ class Answer:
     files: list[Path] = field(default_factory=list)
 
     def summary(self) -> list[Item]:
-        """What a person reads first; of a diagnostic without a summary the first rows."""
+        """What a person reads first (of a diagnostic without a summary the first rows), what is missing, and where the models
+        stand."""
+        items = [SmallTable.of(self.table.head(40).dropna(axis=1, how="all"))]
         if self.entry.summary is not None:
-            return [*self.entry.summary(self.table, self.options), *standing(self.table)]
-        rows = self.table.head(40).dropna(axis=1, how="all")
-        return [SmallTable.of(rows), *standing(self.table)]
+            items = self.entry.summary(self.table, self.options)
+        return [*items, *missing_notes(self.table), *standing(self.table)]
 
 
 @full_precision()

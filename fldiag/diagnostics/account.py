@@ -17,10 +17,9 @@ from fldiag.plotting.shapes import floats
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Item, Sentence, SmallTable, missing_notes
+from fldiag.results.summary import Item, Sentence, SmallTable
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
-from fldiag.runs.pool import Weights
 from fldiag.sections import EveryRound, Seed, Tol
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
@@ -46,10 +45,8 @@ def round_rows(
     pairs = eigenpairs(problem, k, **options) if k else None
     whole: Row = {"moment": "aggregated", "scope": "global"}
     client: Row = {"moment": "trained", "scope": "client"}
-    ends: list[tuple[Row, Weights]] = [
-        *(({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)),
-        (whole, stored.end),
-    ]
+    ends = [({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)]
+    ends.append((whole, stored.end))
     rows: list[Row] = [{**whole, **row, "moment": "received"} for row in before.rows(problem)]
     updates: list[Tensor] = []
     for about, (w, buffers) in ends:
@@ -59,9 +56,9 @@ def round_rows(
         terms = {"linear": float(g @ d), "quadratic": 0.5 * float(d @ curved)}
         change = after.loss - before.loss
         exact = {"change": change, **terms, "rest": change - sum(terms.values())}
-        parts = [{"metric": m, "value": v, "estimator": "exact"} for m, v in exact.items()]
-        parts += eigen_rows(pairs, g, d, terms) if pairs else []
-        rows += [{**about, **row} for row in parts]
+        about["estimator"] = "exact"
+        rows += [{**about, "metric": metric, "value": v} for metric, v in exact.items()]
+        rows += [{**about, **row} for row in eigen_rows(pairs, g, d, terms)] if pairs else []
         updates.append(d)
     rows += [{**whole, **row} for row in after.rows(problem)]
     # what each client's share of the aggregated update gives, and what the server added
@@ -96,8 +93,8 @@ def effect_rows(history: History, stored: Stored, segment: slice) -> Iterator[Ro
     p = torch.as_tensor(history.weights(stored.ids), device=stored.clients.device)
     clients, row = stored.clients.double(), {"metric": "effect", "estimator": "exact"}
     row |= {"moment": "aggregated", "scope": "client"}
-    distance = float((p @ clients - stored.aggregated).norm())
-    is_mean = distance <= SAME * float(stored.aggregated.norm())
+    w = stored.aggregated.double()
+    is_mean = bool((p @ clients - w).norm() <= SAME * w.norm())
     others = p.expand(len(p), -1).clone().fill_diagonal_(0)
     others /= others.sum(1, keepdim=True)  # nan for a client that is alone
     models = [stored.end]
@@ -162,7 +159,6 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         line["without it"] = number(rows, "effect")
         lines.append({**line, "± stderr": number(rows, "effect", column="stderr")})
     yield SmallTable.of(lines)
-    yield from missing_notes(frame)
 
 
 # The diagnostic

@@ -27,7 +27,7 @@ from fldiag.problem.diagonal import diagonal
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Sentence, SmallTable, missing_notes
+from fldiag.results.summary import Item, Sentence, SmallTable
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History
 from fldiag.sections import Products, Rtol, Seed, Tol
@@ -164,11 +164,11 @@ def draw(frame: pd.DataFrame) -> style.Figure:
         fig, axes = style.panels(len(MEASURES), 2.1, across=4, least=1.6)
         for ax, (metric, title) in zip(axes, MEASURES.items(), strict=True):
             rows, parts = only(frame, metric=metric), only(frame, metric=f"{metric}_parts")
-            dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
             whole = only(rows, scope="global").assign(stderr=None)  # over examples
             curves = whole, *(only(parts, moment=m) for m in ("trained", "aggregated"))
+            dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
             lines(ax, dict(zip(LOOKS, curves, strict=True)), LOOKS)
-            wide_range(ax, floats(pd.concat([rows["value"], parts["value"]]).dropna()))
+            wide_range(ax, floats(pd.concat([rows, parts])["value"].dropna()))
             ax.set_title(title)
         style.legend_of_runs(fig, LOOKS)
     return fig
@@ -189,7 +189,6 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         cell["± at w_k"] = number(last, f"{metric}_gap", column="stderr", moment="trained")
         cells.append(cell)
     yield SmallTable.of(cells)
-    yield from missing_notes(frame)
 
 
 # The diagnostic

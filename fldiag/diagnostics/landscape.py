@@ -25,7 +25,7 @@ from fldiag.plotting import style
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Note, SmallTable, at_centre
+from fldiag.results.summary import Item, Note, SmallTable, at_centre, format_number
 from fldiag.results.table import Row, number, only, table
 
 if TYPE_CHECKING:
@@ -205,9 +205,7 @@ class Surface:
 
     @property
     def caption(self) -> str:
-        return ", ".join(
-            f"{name} = {style.format_number(v, 3)}" for name, v in self.numbers.items()
-        )
+        return ", ".join(f"{name} = {format_number(v, 3)}" for name, v in self.numbers.items())
 
 
 def surfaces(frame: pd.DataFrame) -> list[Surface]:

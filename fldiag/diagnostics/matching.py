@@ -24,7 +24,7 @@ from fldiag.problem.diagonal import Diagonal, diagonal, norm
 from fldiag.problem.eigenpairs import eigenpairs, eigenvalue_rows
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Sentence, SmallTable, missing_notes
+from fldiag.results.summary import Item, Sentence, SmallTable, format_number
 from fldiag.results.table import Row, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
@@ -290,7 +290,7 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
             mean = number(rows, metric, scope="global", self_pairs=[False, None])
             ax.set(xlabel="client", ylabel="client")
-            ax.set_title(f"{titles[metric]}, mean {style.format_number(mean, 3)}")
+            ax.set_title(f"{titles[metric]}, mean {format_number(mean, 3)}")
         fig.suptitle(f"round {last}; $H_N$ and $H_D$: {FORMS[form]}, {DATA[place]}", fontsize=8)
     return fig
 
@@ -319,7 +319,6 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         yield Sentence(
             f"mean overlap of the top-{options['k']} eigenspaces of two clients: {mean:.3g}"
         )
-    yield from missing_notes(table)
 
 
 # The diagnostic

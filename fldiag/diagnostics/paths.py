@@ -25,7 +25,7 @@ from fldiag.problem.data import same
 from fldiag.problem.eigenpairs import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Note, SmallTable
+from fldiag.results.summary import Item, Note, SmallTable, format_number
 from fldiag.results.table import Row, number, only, table
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
             ax.plot(at, ends + height, label="barrier", **look.point)
         handles.append(Line2D([], [], color=look.color))
         metric = "curvature" if are_lines else "barrier"
-        height = style.format_number(way[metric], 3)
-        height += f" ± {style.format_number(way['stderr'], 2)}" if way["stderr"] else ""
+        height = format_number(way[metric], 3)
+        height += f" ± {format_number(way['stderr'], 2)}" if way["stderr"] else ""
         texts.append(f"{style.shorten(way['end'], 28)}: {metric} {height}")
     if are_lines:
         handles.append(Line2D([], [], color=GREY, linestyle=DASHED))

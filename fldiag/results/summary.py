@@ -79,11 +79,12 @@ def cell(value: Any) -> str:
     return format_number(float(value)) if isinstance(value, (float, np.floating)) else str(value)
 
 
-def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> SmallTable:
-    """The numbers of some rounds, a column by what its rows have in common; columns without a number are left out."""
+def of_rounds(frame: pd.DataFrame, columns: Mapping[str, str | Row]) -> SmallTable:
+    """The numbers of some rounds, a column by its metric, or by what its rows have in common; columns without a number are left
+    out."""
     wide = pd.DataFrame({"round": thin(rounds(frame), 12)})
     for name, where in columns.items():
-        where = {**WHOLE, **where}
+        where = {**WHOLE, **({"metric": where} if isinstance(where, str) else where)}
         wide[name] = [number(frame, **where, round=r) for r in wide["round"]]
     return SmallTable.of(wide.dropna(axis="columns", how="all"))
 
