@@ -16,8 +16,7 @@ from fldiag.compare import picture
 from fldiag.compare.check import Checked
 from fldiag.compare.sides import Reader, Side, sides
 from fldiag.diagnosis import diagnose as diagnosis
-from fldiag.diagnosis.options import ProblemOptions
-from fldiag.diagnosis.subjects import Target, load
+from fldiag.diagnosis.subjects import ProblemOptions, Target, load
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress

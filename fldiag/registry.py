@@ -121,7 +121,7 @@ def explain(error: pydantic.ValidationError, subject: str, keys: Iterable[str]) 
     return FldiagError(f"{subject}: {key}{value}: {why}", usage=True)
 
 
-On = Literal["problem", "checkpoints", "run", "clients", "runs"]
+On = Literal["problem", "checkpoints", "run", "runs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,8 @@ class Diagnostic(Entry):
     """A diagnostic: a function ``build(subject, *, options) -> table``, and what is made of its table.
 
     - ``on``: its subject. ``problem``: the loss around one set of weights (several checkpoints one after another; see
-      ``joint``); ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``clients``: one
-      that has the weights of clients; ``runs``: a list of Run.
+      ``joint``); ``checkpoints``: a list of Problem; ``run``: a History, all stored rounds of a federation; ``runs``: a list
+      of Run.
     - ``joint``: options -> whether all targets are one subject, a list of Problem: of a plane through three.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
       names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file.

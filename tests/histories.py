@@ -11,7 +11,7 @@ from torch import nn
 from fldiag.data import Dataset, partition
 from fldiag.models.network import Network
 from fldiag.params import flatten
-from fldiag.results.select import only
+from fldiag.results.table import only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.run import Run
 

@@ -110,7 +110,7 @@ def command(name: str) -> Any:
 
 def of_diagnostic(entry: Diagnostic) -> Callable[..., None]:
     """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
-    from fldiag.diagnosis.options import BY_SUBJECT
+    from fldiag.diagnosis.subjects import BY_SUBJECT
 
     of_weights = entry.on in ("problem", "checkpoints")
     text = f"Run folders{', or checkpoint files (.pt, .safetensors)' if of_weights else ''}."

@@ -122,14 +122,14 @@ def report(
     Example: fldiag report checkpoints/digits-fedavg-s0-1a2b3c4d checkpoints/digits-fedsol-s0-5e6f7a8b
     """
     from fldiag import registry
-    from fldiag.diagnosis.diagnose import diagnose, folder_of, prepare
+    from fldiag.diagnosis.diagnose import check_writable, diagnose, folder_of
     from fldiag.report import page
     from fldiag.report.collect import collect
     from fldiag.results.files import write_text
     from fldiag.results.provenance import digest
 
     members = collect(runs)
-    folder = prepare(out or folder_of(m.run for m in members))  # first: it may be refused
+    folder = check_writable(out or folder_of(m.run for m in members))  # first: it may be refused
     entries = [registry.diagnostic.get(name.strip()) for name in compute.split(",") if name]
     for member, entry in itertools.product(members, entries):
         if entry.name in member.tables:
@@ -150,7 +150,7 @@ def report(
 def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) -> list[Path]:
     """Say what was asked and answered, and write the table with its provenance. Returns the files."""
     from fldiag.compare import picture
-    from fldiag.diagnosis.diagnose import FALLBACK, prepare
+    from fldiag.diagnosis.diagnose import FALLBACK, check_writable
     from fldiag.results.files import write_table
     from fldiag.results.provenance import digest
 
@@ -164,5 +164,5 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     plain = table.astype(object).where(table.notna(), None)
     console.result |= {**about, "rows": plain.to_dict("records")}
     kind = "check" if "condition" in table else "diff"
-    path = prepare(out or FALLBACK) / f"{kind}-{digest(*sides.values(), rows)[:8]}"
+    path = check_writable(out or FALLBACK) / f"{kind}-{digest(*sides.values(), rows)[:8]}"
     return write_table(table, path, about)

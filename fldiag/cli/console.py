@@ -52,13 +52,13 @@ class Console:
 
     def show(self, summary: Iterable[Any]) -> None:
         """The summary of a table; for machines its rows, and what the notes are about."""
-        from fldiag.results.summary import Say, Small
+        from fldiag.results.summary import Sentence, SmallTable
 
         for item in summary:
-            if isinstance(item, Small):
+            if isinstance(item, SmallTable):
                 self.table(list(item.rows), dict(item.columns))
                 continue
-            (self.say if isinstance(item, Say) else self.note)(item.text)
+            (self.say if isinstance(item, Sentence) else self.note)(item.text)
             for key, value in (item.about or {}).items():
                 self.result.setdefault(key, []).append(value)
 

@@ -53,7 +53,7 @@ def partition(
 
     Example: fldiag partition digits --set partition.alpha=0.5
     """
-    from fldiag.diagnosis.diagnose import FALLBACK, Answer, prepare, write_files
+    from fldiag.diagnosis.diagnose import FALLBACK, Answer, check_writable, write_files
     from fldiag.diagnostics import partition as partitions
     from fldiag.registry import diagnostic
     from fldiag.results.provenance import provenance
@@ -63,6 +63,6 @@ def partition(
         return ask(console, "partition", [Path(config)], options, out=out, **shared)
     table = partitions.of_config(config, set_ or [], download)
     answer = Answer(diagnostic.get("partition"), table, {})
-    write_files(answer, prepare(out or FALLBACK) / partitions.file_name(table), provenance())
+    write_files(answer, check_writable(out or FALLBACK) / partitions.file_name(table), provenance())
     console.show(answer.summary())
     console.done(*answer.files)

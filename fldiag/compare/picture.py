@@ -11,7 +11,7 @@ import pandas as pd
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, names_down
 from fldiag.results.numbers import numbers
-from fldiag.results.summary import is_missing, number
+from fldiag.results.summary import format_number, is_missing
 from fldiag.results.table import Row
 
 if TYPE_CHECKING:  # half a second, which the rows do not need
@@ -80,7 +80,7 @@ def rows(frame: pd.DataFrame) -> list[Row]:
     """The rows of a comparison as a person reads them."""
     texts = []
     for row in frame.to_dict("records"):
-        cells = {**row, "difference": difference(row), "p_holm": number(row["p_holm"], 2)}
+        cells = {**row, "difference": difference(row), "p_holm": format_number(row["p_holm"], 2)}
         cells |= {key: amount(row, key) for key in ("value", "baseline")}
         texts.append({text: cells[key] for key, text in COLUMNS.items() if key in cells})
     return texts
@@ -89,7 +89,7 @@ def rows(frame: pd.DataFrame) -> list[Row]:
 def amount(row: Mapping[str, Any], column: str, unit: str = " %") -> str:
     """A number of the row, a share in percent."""
     factor, unit = (100, unit) if numbers()[row["metric"]].share else (1, "")
-    return "–" if is_missing(row[column]) else number(factor * row[column], 4) + unit
+    return "–" if is_missing(row[column]) else format_number(factor * row[column], 4) + unit
 
 
 def difference(row: Mapping[str, Any]) -> str:

@@ -16,8 +16,15 @@ import torch
 
 from fldiag import registry, user_code
 from fldiag.device import device_of, full_precision
-from fldiag.diagnosis.options import BY_SUBJECT, SubjectOptions, plain
-from fldiag.diagnosis.subjects import Subject, Target, open_subjects, remarks
+from fldiag.diagnosis.subjects import (
+    BY_SUBJECT,
+    Subject,
+    SubjectOptions,
+    Target,
+    open_subjects,
+    plain,
+    remarks,
+)
 from fldiag.errors import FldiagError, nearest
 from fldiag.execution import Workspace
 from fldiag.plotting import style
@@ -27,7 +34,7 @@ from fldiag.results import files
 from fldiag.results.files import get_table, put_table, sha256
 from fldiag.results.progress import notebook_bar
 from fldiag.results.provenance import digest, provenance
-from fldiag.results.summary import Item, Small, standing
+from fldiag.results.summary import Item, SmallTable, missing_notes, standing
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
@@ -49,11 +56,12 @@ class Answer:
     files: list[Path] = field(default_factory=list)
 
     def summary(self) -> list[Item]:
-        """What a person reads first; of a diagnostic without a summary the first rows."""
+        """What a person reads first (of a diagnostic without a summary the first rows), what is missing, and where the models
+        stand."""
+        items = [SmallTable.of(self.table.head(40).dropna(axis=1, how="all"))]
         if self.entry.summary is not None:
-            return [*self.entry.summary(self.table, self.options), *standing(self.table)]
-        rows = self.table.head(40).dropna(axis=1, how="all")
-        return [Small.of(rows), *standing(self.table)]
+            items = self.entry.summary(self.table, self.options)
+        return [*items, *missing_notes(self.table), *standing(self.table)]
 
 
 @full_precision()
@@ -94,7 +102,7 @@ def diagnose(
         tell(text)
     folder = out or folder_of(map(source_of, subjects))
     if write:
-        cache = prepare(folder) / "cache"
+        cache = check_writable(folder) / "cache"
     if options.get("save_vectors"):  # in a file of their own, and not in the store
         cache = None
         if len(subjects) > 1:
@@ -205,7 +213,7 @@ def folder_of(sources: Iterable[Run | Checkpoint | None]) -> Path:
     return run / "diagnostics" if is_run else FALLBACK
 
 
-def prepare(folder: Path) -> Path:
+def check_writable(folder: Path) -> Path:
     """The folder, which is made when something is written. Raises FldiagError before any work is done if it cannot be."""
     files.refuse_links_above(folder)
     parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -16,12 +16,10 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
 from fldiag.problem.hessian import eigenpairs
 from fldiag.registry import diagnostic
-from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Item, Say, Small, missing_notes
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
-from fldiag.runs.pool import Weights
 from fldiag.sections import EveryRound, Seed, Tol
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
@@ -40,17 +38,15 @@ def round_rows(
     history: History, stored: Stored, slice_name: str, k: int, **options: Any
 ) -> list[Row]:
     """The account of one round's updates."""
-    stretch = history.stretch(slice_name)
-    problem = history.problem(stored.start, stretch, slice_name)
+    segment = history.segment(slice_name)
+    problem = history.problem(stored.start, segment, slice_name)
     before, g, hessian = problem.centre, problem.gradient(), problem.hessian()
     options["progress"], k = workspace().show, min(k, problem.layout.size)
     pairs = eigenpairs(problem, k, **options) if k else None
     whole: Row = {"moment": "aggregated", "scope": "global"}
     client: Row = {"moment": "trained", "scope": "client"}
-    ends: list[tuple[Row, Weights]] = [
-        *(({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)),
-        (whole, stored.end),
-    ]
+    ends = [({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)]
+    ends.append((whole, stored.end))
     rows: list[Row] = [{**whole, **row, "moment": "received"} for row in before.rows(problem)]
     updates: list[Tensor] = []
     for about, (w, buffers) in ends:
@@ -60,9 +56,9 @@ def round_rows(
         terms = {"linear": float(g @ d), "quadratic": 0.5 * float(d @ curved)}
         change = after.loss - before.loss
         exact = {"change": change, **terms, "rest": change - sum(terms.values())}
-        parts = [{"metric": m, "value": v, "estimator": "exact"} for m, v in exact.items()]
-        parts += eigen_rows(pairs, g, d, terms) if pairs else []
-        rows += [{**about, **row} for row in parts]
+        about["estimator"] = "exact"
+        rows += [{**about, "metric": metric, "value": v} for metric, v in exact.items()]
+        rows += [{**about, **row} for row in eigen_rows(pairs, g, d, terms)] if pairs else []
         updates.append(d)
     rows += [{**whole, **row} for row in after.rows(problem)]
     # what each client's share of the aggregated update gives, and what the server added
@@ -72,7 +68,7 @@ def round_rows(
         numbers = {"linear": float(g @ share), "quadratic": 0.5 * float(share @ curved)}
         about |= {"moment": "aggregated", "estimator": "client"}
         rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
-    rows += effect_rows(history, stored, stretch)
+    rows += effect_rows(history, stored, segment)
     return [{"slice": slice_name, "n_examples": problem.n, **row} for row in rows]
 
 
@@ -92,13 +88,13 @@ def eigen_rows(
         yield {**about, "index": 0, "value": terms[metric] - float(numbers.sum())}
 
 
-def effect_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
+def effect_rows(history: History, stored: Stored, segment: slice) -> Iterator[Row]:
     """What the loss gains when a client is left out of the mean: above 0 it helps."""
     p = torch.as_tensor(history.weights(stored.ids), device=stored.clients.device)
     clients, row = stored.clients.double(), {"metric": "effect", "estimator": "exact"}
     row |= {"moment": "aggregated", "scope": "client"}
-    distance = float((p @ clients - stored.aggregated).norm())
-    is_mean = distance <= SAME * float(stored.aggregated.norm())
+    w = stored.aggregated.double()
+    is_mean = bool((p @ clients - w).norm() <= SAME * w.norm())
     others = p.expand(len(p), -1).clone().fill_diagonal_(0)
     others /= others.sum(1, keepdim=True)  # nan for a client that is alone
     models = [stored.end]
@@ -109,7 +105,7 @@ def effect_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Ro
             if b.is_floating_point()  # counts are the aggregated model's
         }
         models.append((w, {**stored.buffers, **means}))
-    losses = history.evaluate(models).loss[:, stretch]
+    losses = history.evaluate(models).loss[:, segment]
     for k, q, loss in zip(stored.ids, others, losses[1:], strict=True):
         is_known = is_mean and not q.isnan().any()
         numbers = sample_mean(loss - losses[0]) if is_known else {"note": NO_MEAN}
@@ -151,7 +147,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """The terms of every client's update in the last round."""
     last = only(frame, round=last_round(frame, "change"), estimator="exact")
-    yield Say(
+    yield Sentence(
         f"change of the {options['slice']} loss by every update = linear + quadratic + rest; change of the loss of the average "
         "when a client is left out"
     )
@@ -162,8 +158,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         line |= {m: number(rows, m) for m in ("change", *TERMS)}
         line["without it"] = number(rows, "effect")
         lines.append({**line, "± stderr": number(rows, "effect", column="stderr")})
-    yield Small.of(lines)
-    yield from missing_notes(frame)
+    yield SmallTable.of(lines)
 
 
 # The diagnostic
@@ -171,7 +166,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @diagnostic(
     "account",
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d",

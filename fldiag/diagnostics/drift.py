@@ -17,14 +17,13 @@ from torch import Tensor
 
 from fldiag import losses
 from fldiag.diagnostics.geometry import seen_by_head
-from fldiag.params import Layout, cosine, norm
+from fldiag.params import Layout, cosine
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import only
-from fldiag.results.summary import Item, Say, missing_notes, of_rounds
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, of_rounds
+from fldiag.results.table import Row, only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
 from fldiag.sections import Proximal
@@ -68,20 +67,18 @@ PANELS = {
 def round_rows(
     history: History,
     stored: Stored,
-    rho: tuple[float, ...],
-    loss: dict[str, Any],
     gradients: bool,
     representation: bool,
+    **options: Any,
 ) -> list[Row]:
-    """The numbers of one round; none where no client's weights are finite."""
-    shares = torch.from_numpy(history.weights(stored.ids))
-    rows = weight_rows(stored, history.layout, shares)
+    """The numbers of one round; of weights alone where there are no examples."""
+    rows = weight_rows(stored, history.layout, torch.from_numpy(history.weights(stored.ids)))
     if history.alone:
         return rows
     rows += gradient_rows(history, stored) if gradients else []
     for j, k in enumerate(stored.ids):
         if of_client(history, k)["n_examples"]:
-            rows += proximal_rows(history, stored, j, rho, loss)
+            rows += proximal_rows(history, stored, j, **options)
     return [*rows, *(cka_rows(history, stored) if representation else [])]
 
 
@@ -99,7 +96,7 @@ def products(rows: Tensor, layout: Layout) -> dict[str | None, tuple[Tensor, Ten
             apart = torch.cdist(part, part, compute_mode="donot_use_mm_for_euclid_dist").square()
             owners = [None, layer or name]
             if layout.has_head:
-                is_head = slices[name].start >= layout.size - layout.head_size
+                is_head = slices[name].start >= layout.span("head")[0]
                 owners.append("part:head" if is_head else "part:body")
             for owner in owners:
                 inner, distances = sums.get(owner, (0.0, 0.0))
@@ -129,7 +126,7 @@ def weight_rows(stored: Stored, layout: Layout, p: Tensor) -> list[Row]:
     rows += rows_of("update_cosine", ids, cosines)
     rows += rows_of("server_cosine", ids, cosine(moved.double(), server))
     row = {"metric": "update_norm", "moment": "aggregated", "scope": "global"}
-    return [*rows, {**row, "value": float(torch.linalg.vector_norm(server))}]
+    return [*rows, {**row, "value": float(server.norm())}]
 
 
 def rows_of(
@@ -157,6 +154,11 @@ def of_client(history: History, k: int) -> Row:
     return {**place, "n_examples": examples.stop - examples.start}
 
 
+def examples_of(history: History) -> int:
+    """The number of all clients' training examples."""
+    return history.pool.clients.stop - history.pool.clients.start
+
+
 def outputs(history: History, weights: Weights, x: Tensor) -> Tensor:
     """[b, out]; with gradients to the weights."""
     w, buffers = weights
@@ -167,17 +169,6 @@ def outputs(history: History, weights: Weights, x: Tensor) -> Tensor:
 def local_loss(history: History, buffers: dict[str, Tensor]) -> Loss:
     """What clients minimise."""
     return lambda w, x, y: losses.per_example(outputs(history, (w, buffers), x), y).mean()
-
-
-def divergence(history: History, buffers: dict[str, Tensor], teacher: Weights, tau: float) -> Loss:
-    """FedSOL's proximal loss: mean KL(softmax(f(x; w_g) / tau) || softmax(f(x; w) / tau)), w_g the teacher's."""
-
-    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            expected = outputs(history, teacher, x)
-        return losses.kl(expected, outputs(history, (w, buffers), x), tau).mean()
-
-    return loss
 
 
 def gradient(history: History, k: int, loss: Loss, w: Tensor) -> tuple[float, Tensor]:
@@ -197,49 +188,58 @@ def gradient(history: History, k: int, loss: Loss, w: Tensor) -> tuple[float, Te
 def gradient_rows(history: History, stored: Stored) -> list[Row]:
     """Cosines of the stored clients' gradients with that of all data, at the received weights."""
     w, buffers = stored.start
-    places = [of_client(history, k) for k in range(len(history.parts))]
-    n = history.pool.clients.stop - history.pool.clients.start
-    total, gradients = torch.zeros_like(w, dtype=torch.float64), {}
-    for k, place in enumerate(places):
-        if place["n_examples"]:
+    n, gradients = examples_of(history), list[tuple[Row, Tensor]]()
+    total = torch.zeros_like(w, dtype=torch.float64)
+    for k in range(len(history.parts)):
+        place = of_client(history, k)
+        if size := place["n_examples"]:
             g = gradient(history, k, local_loss(history, buffers), w)[1].double()
-            total.add_(g, alpha=place["n_examples"] / n)
-            if k in stored.ids:
-                gradients[k] = g
-    base: Row = {"moment": "received", "slice": "train", "n_examples": n}
-    whole: Row = {**base, "metric": "gradient_norm", "scope": "global"}
-    rows = [{**whole, "value": float(torch.linalg.vector_norm(total))}]
-    for k, g in gradients.items():
-        length = torch.linalg.vector_norm(g)
-        for metric, value in (("gradient_cosine", cosine(g, total)), ("gradient_norm", length)):
-            rows.append({**base, **places[k], "metric": metric, "value": float(value)})
-    return rows
+            total.add_(g, alpha=size / n)
+            gradients += [(place, g)] * (k in stored.ids)
+    whole: Row = {"scope": "global", "slice": "train", "n_examples": n}
+    rows = [{**whole, "metric": "gradient_norm", "value": float(total.norm())}]
+    for place, g in gradients:
+        numbers = {"gradient_cosine": cosine(g, total), "gradient_norm": g.norm()}
+        rows += [{**place, "metric": metric, "value": float(v)} for metric, v in numbers.items()]
+    return [{**row, "moment": "received"} for row in rows]
 
 
 def proximal_rows(
-    history: History, stored: Stored, j: int, rho: tuple[float, ...], loss: dict[str, Any]
+    history: History,
+    stored: Stored,
+    j: int,
+    *,
+    rho: tuple[float, ...],
+    loss: Proximal,
+    tau: float,
 ) -> list[Row]:
-    """Proximal loss, cosines of g_u and g_p, and Lambda, at the trained weights of client j of the round."""
+    """Proximal loss, cosines of g_u and g_p, and Lambda, at the trained weights of client j of the round.
+
+    FedSOL's proximal loss: mean KL(softmax(f(x; w_g) / tau) || softmax(f(x; w) / tau)), w_g what the client received."""
     (w, buffers), start, layout = stored.client(j), stored.start_of(j), history.layout
     k, d, local = stored.ids[j], w - start[0], local_loss(history, buffers)
-    base = {**of_client(history, k), "moment": "trained"}
-    name = {**base, "proximal": losses.proximal_name(loss["kind"], loss["tau"])}
+
+    def divergence(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            expected = outputs(history, start, x)
+        return losses.kl(expected, outputs(history, (w, buffers), x), tau).mean()
+
     value, g_p = float(losses.l2(d)), d
-    if loss["kind"] == "kl":
-        value, g_p = gradient(history, k, divergence(history, buffers, start, loss["tau"]), w)
+    if loss == "kl":
+        value, g_p = gradient(history, k, divergence, w)
+    base = {**of_client(history, k), "moment": "trained"}
+    name = {**base, "proximal": losses.proximal_name(loss, tau)}
     floor, Lambda = losses.noise_floor(g_p.dtype), losses.strengths(d, layout)
     rows = [{**name, "metric": "proximal_loss", "value": value}]
     spans: dict[str | None, slice] = {None: slice(None)}
     if layout.has_head:
         spans["part:head"] = slice(*layout.span("head"))
     for radius in rho:
-        g_u = g_p * torch.nan
-        if float(norm(g_p)) >= floor:  # else it is rounding noise
-            g_u = gradient(history, k, local, w + losses.perturbation(g_p, radius, Lambda))[1]
+        g_u = gradient(history, k, local, w + losses.perturbation(g_p, radius, Lambda))[1]
         for layer, span in spans.items():
-            value = float(cosine(g_u[span], g_p[span], floor))
             row = {**name, "metric": "cos_gu_gp", "rho": radius, "layer": layer}
-            rows.append({**row, "value": value})
+            # nan where g_p is rounding noise
+            rows.append({**row, "value": float(cosine(g_u[span], g_p[span], floor))})
     for layer, (mean, n) in losses.mean_strengths(Lambda, layout).items():
         row = {**base, "metric": "lambda_mean", "layer": layer, "value": float(mean)}
         rows.append({**row, "scaled": float(mean) * n**0.5})
@@ -266,7 +266,7 @@ def cka(a: Tensor, b: Tensor) -> float | None:
     1.0
     """
     a, b = (v.double() - v.double().mean(0) for v in (a, b))
-    cross, *sizes = (torch.linalg.matrix_norm(u.T @ v) for u, v in ((a, b), (a, a), (b, b)))
+    cross, *sizes = ((u.T @ v).norm() for u, v in ((a, b), (a, a), (b, b)))
     size = float(sizes[0] * sizes[1])
     return float(cross.square()) / size if size else None
 
@@ -278,8 +278,7 @@ def recorded_rows(history: History) -> list[Row]:
     """Means over the local steps that training recorded, of every client, in the rounds that were read."""
     rows: list[Row] = []
     for r in history.rounds:
-        steps = history.run.steps(r)
-        if steps is None:
+        if (steps := history.run.steps(r)) is None:
             continue
         steps = only(steps, metric=STEP_METRICS).dropna(subset=["index", "client"])
         keys = ["metric", "layer", "proximal", "client"]
@@ -300,16 +299,15 @@ def means(frame: pd.DataFrame, keys: list[str], **others: tuple[str, str]) -> li
 def mean_rows(history: History, rows: list[Row]) -> list[Row]:
     """The mean over the clients of what is measured on examples, of every round."""
     keys = ["round", "metric", "moment", "layer", "rho", "proximal", "estimator"]
-    frame = pd.DataFrame([r for r in rows if r["scope"] == "client" and r["metric"] in AVERAGED])
+    frame = only(pd.DataFrame(rows), scope="client", metric=AVERAGED)
     counts = {"n_clients": ("value", "count"), "n_steps": ("n_steps", "sum")}
     averages = means(frame, keys, stderr=("value", "sem"), **counts)
     for row in averages:
         row |= {"scope": "global", "slice": "train"}
         if row["estimator"] == "exact":
-            pool = history.pool
-            row |= {"n_steps": None, "n_examples": pool.clients.stop - pool.clients.start}
+            row |= {"n_steps": None, "n_examples": examples_of(history)}
             if row["metric"] == "cka":
-                row |= {"slice": pool.split, "n_examples": pool.test.stop}
+                row |= {"slice": history.pool.split, "n_examples": history.pool.test.stop}
     return averages
 
 
@@ -347,25 +345,24 @@ def draw(table: pd.DataFrame) -> style.Figure:
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """The means over the clients of some rounds."""
-    angles = {f"cos g_u g_p, ρ = {r:g}": {"metric": "cos_gu_gp", "rho": r} for r in options["rho"]}
-    columns: dict[str, dict[str, Any]] = {
-        "global–local": {"metric": "global_local_divergence"},
-        "local–local": {"metric": "local_local_divergence"},
-        "cos updates": {"metric": "update_cosine"},
-        "consensus": {"metric": "update_consensus"},
-        "cos gradients": {"metric": "gradient_cosine"},
-        **angles,
-        "cos g_u g_p": {"metric": "cos_gu_gp", "rho": None},
-        "in the head": {"metric": "cos_gu_gp", "rho": None, "layer": "part:head"},
-        "proximal loss": {"metric": "proximal_loss"},
-        "CKA": {"metric": "cka"},
+    angle = "cos_gu_gp"
+    columns: dict[str, str | Row] = {
+        "global–local": "global_local_divergence",
+        "local–local": "local_local_divergence",
+        "cos updates": "update_cosine",
+        "consensus": "update_consensus",
+        "cos gradients": "gradient_cosine",
+        **{f"cos g_u g_p, ρ = {r:g}": {"metric": angle, "rho": r} for r in options["rho"]},
+        "cos g_u g_p": {"metric": angle, "rho": None},
+        "in the head": {"metric": angle, "rho": None, "layer": "part:head"},
+        "proximal loss": "proximal_loss",
+        "CKA": "cka",
     }
     yield of_rounds(only(table, estimator="exact"), columns)
     steps = only(table, estimator="steps")
     if len(steps):
-        yield Say("means over the local steps that training recorded:")
+        yield Sentence("means over the local steps that training recorded:")
         yield of_rounds(steps, columns)
-    yield from missing_notes(table)
 
 
 # The diagnostic
@@ -373,7 +370,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @diagnostic(
     "drift",
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     numbers=(DISTANCE,),
@@ -424,11 +421,13 @@ def drift(
 
     Raises FldiagError when no round has client weights.
     """
-    kind = loss if not history.alone and not history.dataset.regression else "l2"
+    if history.alone or history.dataset.regression:
+        loss = "l2"
     rows = history.map_rounds(
         round_rows,
         rho=rho,
-        loss={"kind": kind, "tau": tau},
+        loss=loss,
+        tau=tau,
         gradients=gradients,
         representation=representation,
     )

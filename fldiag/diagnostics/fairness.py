@@ -22,10 +22,9 @@ from fldiag.plotting.shapes import floats
 from fldiag.registry import diagnostic
 from fldiag.results import statistics
 from fldiag.results.numbers import Number
-from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import gini, share, worst_decile
-from fldiag.results.summary import Item, Say, Small, guess_accuracy, missing_notes
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, SmallTable, format_number, guess_accuracy
+from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
 
@@ -194,8 +193,8 @@ def draw(table: pd.DataFrame) -> style.Figure:
         ax.grid(True)
         ax.axvspan(-0.5, -(-len(y) // 10) - 0.5, color=style.look(1).color, alpha=0.2, linewidth=0)
         about = f"round {int(rows['round'].iloc[0])}; bars: 95 % intervals; dotted: mean {mean:.1%}"
-        about += f"\nshaded: worst tenth, {worst:.1%}; Gini {style.number(spread, 2)}"
-        about += f"\nECE {style.number(ece, 2)} (by chance {style.number(chance, 2)})"
+        about += f"\nshaded: worst tenth, {worst:.1%}; Gini {format_number(spread, 2)}"
+        about += f"\nECE {format_number(ece, 2)} (by chance {format_number(chance, 2)})"
         fig.suptitle(about, fontsize=7)
     return fig
 
@@ -205,10 +204,9 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     last = only(table, scope="global", round=last_round(table, "mean_accuracy"))
     rows = only(last, metric=[*SPREADS, "ece_floor", "accuracy"])
     columns = {"metric": "last round", "value": "value", "low": "95 % from", "high": "to"}
-    yield Small.of(rows[list(columns)], columns)
+    yield SmallTable.of(rows[list(columns)], columns)
     n, different = (number(rows, column=c) for c in ("n_examples", "n_different"))
-    yield Say(f"the clients have {n:g} examples, of which {different:g} are different")
-    yield from missing_notes(table)
+    yield Sentence(f"the clients have {n:g} examples, of which {different:g} are different")
 
 
 # The diagnostic

@@ -26,9 +26,8 @@ from fldiag.plotting.shapes import dots, floats, lines, wide_range
 from fldiag.problem.hessian import diagonal, eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.select import last_round, number, only
-from fldiag.results.summary import Item, Say, Small, missing_notes
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History
 from fldiag.sections import Products, Rtol, Seed, Tol
 
@@ -164,11 +163,11 @@ def draw(frame: pd.DataFrame) -> style.Figure:
         fig, axes = style.panels(len(MEASURES), 2.1, across=4, least=1.6)
         for ax, (metric, title) in zip(axes, MEASURES.items(), strict=True):
             rows, parts = only(frame, metric=metric), only(frame, metric=f"{metric}_parts")
-            dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
             whole = only(rows, scope="global").assign(stderr=None)  # over examples
             curves = whole, *(only(parts, moment=m) for m in ("trained", "aggregated"))
+            dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
             lines(ax, dict(zip(LOOKS, curves, strict=True)), LOOKS)
-            wide_range(ax, floats(pd.concat([rows["value"], parts["value"]]).dropna()))
+            wide_range(ax, floats(pd.concat([rows, parts])["value"].dropna()))
             ax.set_title(title)
         style.legend_of_runs(fig, LOOKS)
     return fig
@@ -177,7 +176,9 @@ def draw(frame: pd.DataFrame) -> style.Figure:
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Whole, parts and gaps of the last round."""
     last = only(frame, scope="global", round=last_round(frame, "trace_gap"))
-    yield Say("F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights")
+    yield Sentence(
+        "F: all clients' training loss, F_k: client k's; w: aggregated, w_k: trained weights"
+    )
     cells: list[Row] = []
     for metric, text in MEASURES.items():
         cell: Row = {"measure": text, "F at w": number(last, metric)}
@@ -186,8 +187,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             cell[f"gap at {at}"] = number(last, f"{metric}_gap", moment=moment)
         cell["± at w_k"] = number(last, f"{metric}_gap", column="stderr", moment="trained")
         cells.append(cell)
-    yield Small.of(cells)
-    yield from missing_notes(frame)
+    yield SmallTable.of(cells)
 
 
 # The diagnostic
@@ -196,7 +196,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 @diagnostic(
     "flatness",
     meta={"read": "FedGF: abstract and opening"},
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --every 5",

@@ -19,10 +19,15 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import SPLITS, WHOLE, last_round, number, only, split_of, spread
 from fldiag.results.statistics import sample_mean, share
-from fldiag.results.summary import Item, Say, guess_accuracy, missing_notes, of_rounds, plus_minus
-from fldiag.results.table import Row
+from fldiag.results.summary import (
+    Item,
+    Sentence,
+    guess_accuracy,
+    of_rounds,
+    plus_minus,
+)
+from fldiag.results.table import SPLITS, WHOLE, Row, last_round, number, only, split_of, thin
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
 
@@ -36,26 +41,23 @@ MEANS = ("accuracy", "loss", "drop", "forgetting", "accuracy_seen", "accuracy_un
 SPREADS = ("accuracy", "loss", "drop")
 
 LAST = {"moment": "trained", "slice": "test", "layer": None, "index": None}
+ASKED: dict[str, Any] = {"share": True, "needs": ("partition",), "options": {"rounds": "last"}}
 NUMBERS = (
     Number(
         "drop",
         "accuracy lost in local training, mean over clients",
         "lower",
         {"metric": "drop", **LAST},
-        share=True,
-        needs=("partition",),
-        options={"rounds": "last"},
         spread="drop_std",
-        column="Forgetting: accuracy lost in local training (± std over clients)",
+        column="Drop: accuracy lost in local training (± std over clients)",
+        **ASKED,
     ),
     Number(
         "forgetting",
         "largest loss of accuracy on a class in local training, mean over clients",
         "lower",
         {"metric": "forgetting", **LAST},
-        share=True,
-        needs=("partition",),
-        options={"rounds": "last"},
+        **ASKED,
     ),
 )
 
@@ -108,8 +110,7 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         if is_whole and row["metric"] in guesses:
             row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
     for k in ids if classes else ():
-        owners = {"received": k if stored.starts is not None else None, "trained": k}
-        answers = {m: right[m, owners.get(m)][pool.test] for m in MOMENTS}
+        answers = {m: right.get((m, k), right.get((m, None)))[pool.test] for m in MOMENTS}
         base = {"moment": "trained", "scope": "client", "client": k}
         drop = answers["received"] - answers["trained"]
         add("drop", base, drop, sample_mean)
@@ -142,8 +143,8 @@ def slices(pool: ExamplePool, clients: Sequence[int], own: bool) -> dict[str, np
 
 def mean_rows(rows: list[Row], pool: ExamplePool) -> list[Row]:
     """Mean and spread over the clients of what their rows say about the test split."""
-    frame = pd.DataFrame(rows, columns=["moment", "scope", "slice", "metric", "value"])
-    frame = only(frame, scope="client", slice=pool.split, metric=MEANS).dropna(subset=["value"])
+    frame = only(pd.DataFrame(rows), scope="client", slice=pool.split, metric=MEANS)
+    frame = frame.dropna(subset=["value"])
     # The received global model has rows of its own, also where each client received another.
     frame = frame[(frame["moment"] != "received") | ~frame["metric"].isin(["accuracy", "loss"])]
     means: list[Row] = []
@@ -176,15 +177,14 @@ def class_examples(history: History, clients: set[int]) -> Iterator[Row]:
 
 def over_rounds(rows: list[Row]) -> list[Row]:
     """``backward_transfer`` and ``average_forgetting``; round 0 is the initial model."""
-    of_classes = [r for r in rows if r["metric"] == "class_accuracy" and r["scope"] == "global"]
-    after = [row for row in of_classes if row["moment"] == "aggregated"]
-    start = [{**r, "round": 0} for r in of_classes if r["moment"] == "received" and r["round"] == 1]
-    columns = ["round", "index", "value", "stderr", "n_examples"]
-    wide = pd.DataFrame([*start, *after], columns=columns).astype(float)
-    if wide["round"].nunique() < 2:
+    frame = only(pd.DataFrame(rows), metric="class_accuracy", scope="global")
+    start = only(frame, moment="received", round=1).assign(round=0)
+    frame = pd.concat([start, only(frame, moment="aggregated")])
+    if frame["round"].nunique() < 2:
         return []
-    base: Row = {"moment": "aggregated", "scope": "global", "slice": after[0]["slice"]}
-    wide = wide.pivot(index="round", columns="index")
+    base: Row = {"moment": "aggregated", "scope": "global", "slice": frame["slice"].iloc[0]}
+    columns = ["round", "index", "value", "stderr", "n_examples"]
+    wide = frame[columns].astype(float).pivot(index="round", columns="index")
     accuracy, stderr, n = wide["value"], wide["stderr"], wide["n_examples"].iloc[-1]
     later = accuracy.loc[1:].dropna(how="all")
     changes: list[Row] = []
@@ -259,7 +259,7 @@ def class_cells(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     rows = only(rows, round=[None, rows["round"].max()])
     rows = rows.astype({"client": int, "index": int, "value": float})
     wide = rows.pivot(index="client", columns="index", values="value")
-    return wide.loc[spread(wide.index, MANY)]
+    return wide.loc[thin(wide.index, MANY)]
 
 
 def draw_classes(ax: style.Axes, wide: pd.DataFrame, examples: pd.DataFrame, reach: float) -> None:
@@ -290,8 +290,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     if len(mean):
         value = plus_minus(number(mean), number(mean, column="stderr"), share=True)
         last = int(mean["round"].iloc[0])
-        yield Say(f"average forgetting (Chaudhry et al.) after round {last}: {value}")
-    yield from missing_notes(table)
+        yield Sentence(f"average forgetting (Chaudhry et al.) after round {last}: {value}")
 
 
 # The diagnostic
@@ -300,7 +299,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 @diagnostic(
     "forgetting",
     meta={"read": "Chaudhry et al.: abstract and opening"},
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     numbers=NUMBERS,

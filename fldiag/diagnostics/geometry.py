@@ -23,10 +23,9 @@ from fldiag.params import Layout, cosine
 from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
-from fldiag.results.select import last_round, number, only
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Item, Small, missing_notes
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, SmallTable
+from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 
@@ -93,7 +92,7 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     # the square roots of Sigma_B^+ / C: with each class alike, Sigma_B is between' between / C
     inverse = torch.linalg.pinv(between, rtol=noise * max(between.shape))
     spread = ((h - means[label]) @ inverse).square().sum(1)
-    norms = torch.linalg.vector_norm(between, dim=1)
+    norms = between.norm(dim=1)
     i, j = torch.triu_indices(count, count, 1)
     angles = cosine(between[i], between[j]) + 1 / (count - 1)
     numbers["nc1"] = float((spread / sizes[label]).sum()) / count
@@ -101,8 +100,7 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     numbers["nc2_cosines"] = float(angles.abs().mean())
     if len(head) > int(classes.max()):
         rows = head[classes] - head[classes].mean(0)
-        rows, means = (v / torch.linalg.matrix_norm(v) for v in (rows, between))
-        numbers["nc3"] = float(torch.linalg.matrix_norm(rows - means))
+        numbers["nc3"] = float((rows / rows.norm() - between / between.norm()).norm())
     return numbers
 
 
@@ -122,7 +120,7 @@ def unit_gram(output: Tensor) -> Tensor:
     size = x.square().max() * x.shape[1]
     x = x - x.mean(0)
     gram = (x @ x.T).flatten()
-    norm = torch.linalg.vector_norm(gram)
+    norm = gram.norm()
     return gram / torch.where(norm > torch.finfo(output.dtype).eps * size, norm, torch.nan)
 
 
@@ -131,21 +129,25 @@ def unit_gram(output: Tensor) -> Tensor:
 
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round."""
-    stretch, rows = history.stretch(split), list[Row]()
+    segment, rows = history.segment(split), list[Row]()
     models: list[tuple[str, int | None, Weights]]
     models = [("received", None, stored.start), ("aggregated", None, stored.end)]
     models += [("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)]
     for moment, k, weights in models:
+        features, outputs, head = seen_by_head(history, weights, segment)
+        numbers = dict.fromkeys(METRICS, math.nan)
+        if head is not None:
+            y, matrix = history.pool.y[segment].to(outputs.device), head.weight.detach().double()
+            numbers = geometry_of(features.double(), y, losses.predicted(outputs), matrix)
         about: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
-        about["n_examples"] = stretch.stop - stretch.start
-        numbers = numbers_of(history, weights, stretch)
+        about["n_examples"] = len(outputs)
         rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
     trained: Row = {"moment": "trained", "scope": "global"}
     clients = only(pd.DataFrame(rows), scope="client").dropna(subset=["value"])
     for metric in METRICS:
         values = only(clients, metric=metric)["value"]
         rows.append({**trained, "metric": metric, "n_clients": len(values), **sample_mean(values)})
-    rows += [{**trained, **row} for row in similarity_rows(history, stored, stretch)]
+    rows += [{**trained, **row} for row in similarity_rows(history, stored, segment)]
     return [{"slice": split, **row} for row in rows]
 
 
@@ -154,56 +156,43 @@ def load(history: History, weights: Weights) -> nn.Module:
     return history.problem(weights, history.pool.test, "").module
 
 
-def call(
-    module: nn.Module, layers: Iterable[nn.Module], x: Tensor
-) -> tuple[Tensor, dict[nn.Module, tuple[Any, Any]]]:
-    """The model's outputs, and what these layers receive and give at their last call."""
+def watch(layers: Iterable[nn.Module]) -> dict[nn.Module, tuple[Any, Any]]:
+    """What these layers receive and give, each at its last call from now on."""
     calls: dict[nn.Module, tuple[Any, Any]] = {}
-    hooks = [
+    for layer in layers:
         layer.register_forward_hook(lambda m, inputs, output: calls.update({m: (inputs, output)}))
-        for layer in layers
-    ]
-    with torch.no_grad():
-        outputs = module(x)
-    for hook in hooks:
-        hook.remove()
-    return outputs, calls
+    return calls
 
 
-def seen_by_head(history: History, weights: Weights, stretch: slice) -> tuple[Tensor, Tensor, Any]:
-    """What a model's head receives on a stretch of the pool [n, d], the model's outputs, and the head: the linear layer whose
+@torch.no_grad()
+def seen_by_head(history: History, weights: Weights, segment: slice) -> tuple[Tensor, Tensor, Any]:
+    """What a model's head receives on a segment of the pool [n, d], the model's outputs, and the head: the linear layer whose
     output is the model's. Without one (None), or another layer, the outputs stand for the features."""
     module, pool, head = load(history, weights), history.pool, None
     features, outputs = list[Tensor](), list[Tensor]()
     is_deep = len(Layout.of(module).layers) > 1
-    linears = [m for m in module.modules() if isinstance(m, nn.Linear) and is_deep]
-    for piece in pool.batches(stretch, BATCH):
-        output, calls = call(module, linears, pool.read(piece.start, piece.stop)[0])
+    calls = watch(m for m in module.modules() if isinstance(m, nn.Linear) and is_deep)
+    for piece in pool.batches(segment, BATCH):
+        output = module(pool.read(piece.start, piece.stop)[0])
         head = next((m for m, (_, made) in calls.items() if made is output), None)
         features.append((calls[head][0][0] if head else output).flatten(1))
         outputs.append(output)
     return torch.cat(features), torch.cat(outputs), head
 
 
-def numbers_of(history: History, weights: Weights, stretch: slice) -> dict[str, float]:
-    """The numbers of one model on a stretch of the pool; nan without a head."""
-    features, outputs, head = seen_by_head(history, weights, stretch)
-    if head is None:
-        return dict.fromkeys(METRICS, math.nan)
-    y, matrix = history.pool.y[stretch].to(outputs.device), head.weight.detach().double()
-    return geometry_of(features.double(), y, losses.predicted(outputs), matrix)
-
-
-def similarity_rows(history: History, stored: Stored, stretch: slice) -> Iterator[Row]:
+@torch.no_grad()
+def similarity_rows(history: History, stored: Stored, segment: slice) -> Iterator[Row]:
     """Linear CKA (Kornblith et al. 2019) of every two clients' trained models, by layer, and its mean over the pairs."""
-    ids, places = stored.ids, range(stretch.stop)[stretch]
+    ids, places = stored.ids, range(segment.stop)[segment]
     places = places[:: -(-len(places) // SIMILAR)]
     x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
     grams: dict[str, list[Tensor]] = {}
     for j in range(len(ids)):
         module = load(history, stored.client(j))
         layers = {m: n for n, m in module.named_modules() if n and n in history.layout.layers}
-        for m, (_, output) in call(module, layers, x)[1].items():
+        calls = watch(layers)
+        module(x)
+        for m, (_, output) in calls.items():
             if isinstance(output, Tensor) and output.ndim > 1 and len(output) == len(x):
                 grams.setdefault(layers[m], []).append(unit_gram(output))
     for layer, of_clients in grams.items() if len(ids) > 1 else ():
@@ -253,10 +242,9 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         {"model": text, **{m: number(last, m, moment=name) for m in METRICS}}
         for name, text in MODELS.items()
     ]
-    yield Small(lines, {"model": "features of", **METRICS})
+    yield SmallTable(lines, {"model": "features of", **METRICS})
     cka = only(last, metric="cka")
-    yield Small.of(cka[["layer", "value"]], {"layer": "layer", "value": "CKA"})
-    yield from missing_notes(frame)
+    yield SmallTable.of(cka[["layer", "value"]], {"layer": "layer", "value": "CKA"})
 
 
 # The diagnostic
@@ -267,7 +255,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     meta={
         "read": "Papyan et al.: excerpts and code; Roy and Vetterli, Kornblith et al.: as quoted"
     },
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --slice test",

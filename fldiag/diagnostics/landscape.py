@@ -26,9 +26,8 @@ from fldiag.plotting import style
 from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Note, Small, at_centre
-from fldiag.results.table import Row, table
+from fldiag.results.summary import Item, Note, SmallTable, at_centre, format_number
+from fldiag.results.table import Row, number, only, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -179,7 +178,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         row: Row = {"checkpoint": grid.run, "loss": number(about, "loss"), **grid.numbers}
         row |= {f"of {POINTS**2:,} points": grid.losses.size}
         rows.append({**row, "largest miss, % of the range": None if miss is None else 100 * miss})
-    yield Small(rows, {name: name for name in rows[0]})
+    yield SmallTable(rows, {name: name for name in rows[0]})
     if only(frame, metric="eigenvalue")["converged"].eq(False).any():
         yield Note("not all eigenvalues converged: raise --max-products")
 
@@ -207,7 +206,7 @@ class Surface:
 
     @property
     def caption(self) -> str:
-        return ", ".join(f"{name} = {style.number(v, 3)}" for name, v in self.numbers.items())
+        return ", ".join(f"{name} = {format_number(v, 3)}" for name, v in self.numbers.items())
 
 
 def surfaces(frame: pd.DataFrame) -> list[Surface]:

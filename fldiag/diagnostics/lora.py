@@ -20,9 +20,8 @@ from fldiag.models.lora import adapters
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, lines
 from fldiag.registry import diagnostic
-from fldiag.results.select import last_round, only
-from fldiag.results.summary import Item, Say, Small
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.table import Row, last_round, only
 from fldiag.runs.history import History, Stored
 
 #: Metric -> the name of its axis.
@@ -55,28 +54,31 @@ def layer_rows(a: Tensor, b: Tensor, p: Tensor, scale: float, ids: Sequence[int]
     left, right = (scale * p[:, None, None] * b).transpose(0, 1).flatten(1), a.flatten(0, 1)
     mean_b, mean_a = scale * torch.tensordot(p, b, 1), torch.tensordot(p, a, 1)
     singular = singular_values(left, right)
-    size = float(torch.linalg.vector_norm(singular))
+    size = float(singular.norm())
     rounding = eps * left.shape[1] * float(left.norm() * right.norm())
     is_known = size > rounding  # not where all B are 0
     rest = singular_values(torch.cat([left, -mean_b], 1), torch.cat([right, mean_a]))
-    numbers = {"update_norm": size if b.any() else None}
-    numbers["aggregation_error"] = float(rest.norm()) / size if is_known else None
-    numbers["effective_rank"] = effective_rank(singular) if is_known else None
+    numbers = {
+        "update_norm": size if b.any() else None,
+        "aggregation_error": float(rest.norm()) / size if is_known else None,
+        "effective_rank": effective_rank(singular) if is_known else None,
+    }
     for metric, value in numbers.items():
         yield {"moment": "aggregated", "scope": "global", "metric": metric, "value": value}
-    bases = [row_space(factor, eps) for factor in a]
-    for (k, first), (j, second) in combinations(zip(ids, bases, strict=True), 2):
-        value = procrustes(first, second)
-        most = (first.shape[1] + second.shape[1]) ** 0.5
-        numbers = {"value": value, "scaled": value / most} if most and b.any() else {}
-        about = {"moment": "trained", "scope": "pair", "client": k, "client_b": j}
-        yield {**about, "metric": "misalignment", "value": None, **numbers}
+    bases = {k: row_space(factor, eps) for k, factor in zip(ids, a, strict=True)}
+    for k, j in combinations(ids, 2):
+        row: Row = {"moment": "trained", "scope": "pair", "client": k, "client_b": j, "value": None}
+        most = (bases[k].shape[1] + bases[j].shape[1]) ** 0.5
+        if most and b.any():
+            row["value"] = procrustes(bases[k], bases[j])
+            row["scaled"] = row["value"] / most
+        yield {**row, "metric": "misalignment"}
 
 
 def singular_values(left: Tensor, right: Tensor) -> Tensor:
     """Of left [out, m] @ right [m, in], which is not formed: its factors may be small."""
-    triangles = torch.linalg.qr(left)[1], torch.linalg.qr(right.T)[1]
-    return torch.linalg.svdvals(triangles[0] @ triangles[1].T)
+    a, b = (torch.linalg.qr(factor)[1] for factor in (left, right.T))
+    return torch.linalg.svdvals(a @ b.T)
 
 
 def row_space(a: Tensor, eps: float) -> Tensor:
@@ -96,7 +98,7 @@ def procrustes(first: Tensor, second: Tensor) -> float:
 
 def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     """metric, layer, round -> the number shown, a mean over pairs of clients."""
-    rows = only(frame, metric=tuple(METRICS)).dropna(subset=["layer"])
+    rows = only(frame, metric=set(METRICS))
     rows = rows.assign(value=floats(rows["scaled"].fillna(rows["value"]))).dropna(subset=["value"])
     return rows.groupby(["metric", "layer", "round"], as_index=False, sort=False)["value"].mean()
 
@@ -106,12 +108,12 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     the mean update, over the rounds: a line a layer, of at most six."""
     means = by_layer(frame).assign(stderr=None)
     last = only(means, metric="aggregation_error", round=last_round(means))
-    top = set(last.nlargest(MOST, "value")["layer"])
-    looks = style.looks(layer for layer in means["layer"] if layer in top)
+    top = only(means, layer=set(last.nlargest(MOST, "value")["layer"]))
+    looks = style.looks(top["layer"])
     with style.paper():
         fig, axes = style.panels(len(METRICS), 2.3)
         for ax, (metric, label) in zip(axes, METRICS.items(), strict=True):
-            lines(ax, {v: only(means, metric=metric, layer=v) for v in looks}, looks)
+            lines(ax, {v: only(top, metric=metric, layer=v) for v in looks}, looks)
             ax.set_ylabel(label)
         more = means["layer"].nunique() - len(looks)
         if more > 0:
@@ -122,12 +124,11 @@ def draw(frame: pd.DataFrame) -> style.Figure:
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Every layer in the last round."""
-    means = by_layer(frame)
+    means, columns = by_layer(frame), {"layer": "layer", **METRICS}
     last = last_round(means)
-    yield Say(f"adapters in round {last}: what averaging their factors loses")
+    yield Sentence(f"adapters in round {last}: what averaging their factors loses")
     wide = only(means, round=last).pivot(index="layer", columns="metric", values="value")
-    rows = wide.reindex(columns=list(METRICS)).reset_index()
-    yield Small.of(rows, {"layer": "layer", **METRICS})
+    yield SmallTable.of(wide.reset_index().reindex(columns=columns), columns)
 
 
 @diagnostic(

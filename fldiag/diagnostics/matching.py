@@ -24,9 +24,8 @@ from fldiag.plotting.shapes import MANY, cells, pairs
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Say, Small, missing_notes
-from fldiag.results.table import Row
+from fldiag.results.summary import Item, Sentence, SmallTable, format_number
+from fldiag.results.table import Row, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
 
@@ -37,7 +36,7 @@ DATA = {"client": "own data", "global": "all clients' data"}
 SLICES = {"client": "client:*/train", "global": "train"}
 
 
-class Curvature(NamedTuple):
+class HessianSummary(NamedTuple):
     """What is kept of a Hessian, on the CPU.
 
     ``client``: whose model it is (None: the aggregated one). ``n``: examples. ``rows``: of the table. ``vectors``: by form, D and
@@ -106,7 +105,7 @@ def round_rows(
     # the longest first: the aggregated model, then clients on all clients' data, then on their own
     units: list[Unit] = [(r, "aggregated", None, "global")]
     units += [(r, "trained", k, place) for place in reversed(places) for k in stored.ids]
-    groups: dict[str, list[Curvature]] = {"": []}  # the aggregated model has no place
+    groups: dict[str, list[HessianSummary]] = {"": []}  # the aggregated model has no place
     for (*_, client, place), of in on_surfaces(
         history, units, hessian, spectrum_on=places[0], **options
     ):
@@ -131,7 +130,7 @@ def hessian(
     rtol: float,
     max_products: int,
     seed: int,
-) -> Curvature:
+) -> HessianSummary:
     """The Hessian of one model on one slice; the top eigenvectors of a client's on ``spectrum_on`` alone."""
     *_, client, place = unit
     options: dict[str, Any] = {"seed": seed, "progress": workspace().show}
@@ -150,7 +149,7 @@ def hessian(
     traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
     noise = whole.vector_stderr().to("cpu", problem.dtype)
     common = {**problem.common, "data": None if client is None else place}
-    return Curvature(
+    return HessianSummary(
         client,
         problem.n,
         [{**common, **row} for row in rows],
@@ -177,7 +176,7 @@ def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
 # Comparisons
 
 
-def matching_rows(clients: Sequence[Curvature], form: str, place: str) -> list[Row]:
+def matching_rows(clients: Sequence[HessianSummary], form: str, place: str) -> list[Row]:
     """H_N and H_D of every pair, and their means without and with self pairs."""
     directions = [direction(*client.vectors[form]) for client in clients]
     count = max if place == "global" else sum
@@ -187,7 +186,7 @@ def matching_rows(clients: Sequence[Curvature], form: str, place: str) -> list[R
     selves = {"H_N": [0.0] * len(clients), "H_D": [1.0 for *_, size in directions if size]}
     rows: list[Row] = []
 
-    def add(some: Sequence[Curvature], **about: Any) -> None:
+    def add(some: Sequence[HessianSummary], **about: Any) -> None:
         about["converged"] = all(client.converged[form] for client in some)
         rows.append({**common, **about, "n_examples": count(client.n for client in some)})
 
@@ -232,7 +231,7 @@ def cosine(a: Direction, b: Direction) -> tuple[float, float]:
 
 
 def overlap_rows(
-    clients: Sequence[Curvature], whole: Sequence[Curvature], slice_name: str
+    clients: Sequence[HessianSummary], whole: Sequence[HessianSummary], slice_name: str
 ) -> list[Row]:
     """Overlap of the top eigenspaces of every pair of clients, and of every client with the aggregated model, and their means:
     the mean squared cosine of the principal angles of two orthonormal bases [k, P]."""
@@ -291,7 +290,7 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
             mean = number(rows, metric, scope="global", self_pairs=[False, None])
             ax.set(xlabel="client", ylabel="client")
-            ax.set_title(f"{titles[metric]}, mean {style.number(mean, 3)}")
+            ax.set_title(f"{titles[metric]}, mean {format_number(mean, 3)}")
         fig.suptitle(f"round {last}; $H_N$ and $H_D$: {FORMS[form]}, {DATA[place]}", fontsize=8)
     return fig
 
@@ -310,15 +309,16 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         row |= {"trace": number(trace), "± stderr": number(trace, column="stderr")}
         overlap = number(last, "global_overlap", scope="client", client=client)
         clients.append({**row, "overlap with global": overlap})
-    yield Small.of(clients)
+    yield SmallTable.of(clients)
     means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]
     wide = means.pivot_table("value", keys, "metric", dropna=False).dropna(how="all").reset_index()
-    yield Small.of(wide.tail(24))
+    yield SmallTable.of(wide.tail(24))
     mean = number(last, "eigenspace_overlap", scope="global")
     if mean is not None:
-        yield Say(f"mean overlap of the top-{options['k']} eigenspaces of two clients: {mean:.3g}")
-    yield from missing_notes(table)
+        yield Sentence(
+            f"mean overlap of the top-{options['k']} eigenspaces of two clients: {mean:.3g}"
+        )
 
 
 # The diagnostic
@@ -326,7 +326,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 
 @diagnostic(
     "matching",
-    on="clients",
+    on="run",
     draw=draw,
     summary=summary,
     example="checkpoints/digits-fedavg-s0-1a2b3c4d --samples 500",

@@ -23,10 +23,9 @@ from fldiag.data.partition import deal
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import diagnostic
-from fldiag.results.select import number, only, spread
 from fldiag.results.statistics import gini, sample_mean
-from fldiag.results.summary import Item, Note, Small
-from fldiag.results.table import Row, table
+from fldiag.results.summary import Item, Note, SmallTable
+from fldiag.results.table import Row, number, only, table, thin
 from fldiag.runs.open_problem import load_dataset, load_parts
 from fldiag.runs.run import Run
 from fldiag.sections import Download, Root
@@ -38,7 +37,7 @@ MANY = 100
 def draw(table: pd.DataFrame) -> style.Figure:
     """Bubbles over clients (x) and classes (y): their area is proportional to the number of examples, in all panels alike."""
     counts = only(table, metric="count")
-    counts = only(counts, client=spread(sorted(set(counts["client"])), MANY))
+    counts = only(counts, client=thin(sorted(set(counts["client"])), MANY))
     clients, classes = counts["client"].nunique(), counts["index"].nunique()
     runs = list(counts.groupby("run", sort=False))
     across = 1 if clients > 15 else min(len(runs), 3)
@@ -81,7 +80,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         for name, owner in {"shared": "several clients", "unused": "no client"}.items():
             if count := number(part, name):
                 notes.append(Note(f"{run}: {count:,.0f} training examples belong to {owner}"))
-    yield Small(rows, {c: c for c in ("run", "clients", "smallest", "largest")} | COLUMNS)
+    yield SmallTable(rows, {c: c for c in ("run", "clients", "smallest", "largest")} | COLUMNS)
     yield from notes
 
 
@@ -157,7 +156,7 @@ def _rows(counts: np.ndarray, parts: Sequence[np.ndarray], examples: int) -> Ite
             yield {**about, "metric": name, **_masked(values[k], "the client has no examples")}
     for name, values in of_clients.items():
         yield {**everywhere, "metric": name, **sample_mean(values[holders])}
-    compared = np.array(spread(holders.tolist(), MANY), dtype=int)
+    compared = np.array(thin(holders.tolist(), MANY), dtype=int)
     first, second = (compared[i] for i in np.triu_indices(len(compared), 1))
     distances = jensen_shannon(p[first], p[second])
     name = "pair_jensen_shannon"

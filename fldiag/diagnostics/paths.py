@@ -25,9 +25,8 @@ from fldiag.problem.data import same
 from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.select import number, only
-from fldiag.results.summary import Item, Note, Small
-from fldiag.results.table import Row, table
+from fldiag.results.summary import Item, Note, SmallTable, format_number
+from fldiag.results.table import Row, number, only, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,8 +129,8 @@ def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
             ax.plot(at, ends + height, label="barrier", **look.point)
         handles.append(Line2D([], [], color=look.color))
         metric = "curvature" if are_lines else "barrier"
-        height = style.number(way[metric], 3)
-        height += f" ± {style.number(way['stderr'], 2)}" if way["stderr"] else ""
+        height = format_number(way[metric], 3)
+        height += f" ± {format_number(way['stderr'], 2)}" if way["stderr"] else ""
         texts.append(f"{style.shorten(way['end'], 28)}: {metric} {height}")
     if are_lines:
         handles.append(Line2D([], [], color=GREY, linestyle=DASHED))
@@ -148,9 +147,9 @@ def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     rows = of_paths(frame)
     if rows[0]["barrier"] is None:
-        yield Small(rows, LINES)
+        yield SmallTable(rows, LINES)
         return
-    yield Small(rows, BARRIERS)
+    yield SmallTable(rows, BARRIERS)
     if frame["buffers"].notna().any():
         yield Note("batch-norm statistics go along the path: both ends are the models as stored")
 

@@ -14,22 +14,21 @@ from fldiag import user_code
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs
 from fldiag.registry import diagnostic
-from fldiag.results.select import only
-from fldiag.results.summary import Item, Say, Small
-from fldiag.results.table import PERSONAL, check, table
+from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.table import PERSONAL, check, only, table
 from fldiag.runs.run import Run
 from fldiag.sections import Device, Download, Root
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """One row for each run and number of epochs."""
-    yield Say(
+    yield Sentence(
         "personal accuracy after epochs of fine-tuning: mean, deviation and range over clients"
     )
     groups = of_clients(frame).groupby(["run", "index"], sort=False)["value"]
     numbers = groups.agg(clients="count", mean="mean", lowest="min", highest="max")
     numbers.insert(2, "std", groups.std(ddof=0))
-    yield Small.of(numbers.rename_axis(["run", "epochs"]).reset_index())
+    yield SmallTable.of(numbers.rename_axis(["run", "epochs"]).reset_index())
 
 
 def of_clients(frame: pd.DataFrame) -> pd.DataFrame:

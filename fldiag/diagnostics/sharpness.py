@@ -21,9 +21,8 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import bars
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.select import only
-from fldiag.results.summary import Item, Note, Small
-from fldiag.results.table import Row, table
+from fldiag.results.summary import Item, Note, SmallTable
+from fldiag.results.table import Row, only, table
 from fldiag.seeding import torch_rng
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     rows = frame[frame["rho"].notna()].astype(object)
-    yield Small(rows.where(rows.notna(), None)[list(COLUMNS)].to_dict("records"), COLUMNS)
+    yield SmallTable(rows.where(rows.notna(), None)[list(COLUMNS)].to_dict("records"), COLUMNS)
     if rows["converged"].eq(False).any():
         yield Note("where converged is no, the ascent still rose: more --steps")
     for note in dict.fromkeys(only(frame, masked=True).get("note", [])):

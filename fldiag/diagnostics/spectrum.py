@@ -28,9 +28,8 @@ from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.select import only
-from fldiag.results.summary import Item, Note, Small
-from fldiag.results.table import Row, Vectors, table
+from fldiag.results.summary import Item, Note, SmallTable
+from fldiag.results.table import Row, Vectors, only, table
 from fldiag.sections import Matrix, Which
 from fldiag.seeding import seed_for, torch_rng
 
@@ -174,7 +173,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     rows = frame.loc[frame["metric"] != "density", frame.columns.intersection(COLUMNS)]
     rows = rows.astype(object).where(rows.notna(), None)
     columns = [c for c in COLUMNS if c in rows and set(rows[c]) - {None, "largest", "hessian"}]
-    yield Small(rows[columns].to_dict("records"), {c: HEADINGS.get(c, c) for c in columns})
+    yield SmallTable(rows[columns].to_dict("records"), {c: HEADINGS.get(c, c) for c in columns})
     if options["engine"] == "pyhessian":
         yield Note("PyHessian's own estimates and stopping rules; they come without errors")
     rough = set(rows.loc[rows["converged"].eq(False), "metric"]) if "converged" in rows else set()

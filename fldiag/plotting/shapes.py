@@ -21,7 +21,7 @@ MANY = 50
 
 def floats(column: pd.Series) -> np.ndarray:
     """A column as float64, missing values as nan."""
-    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
+    return column.astype(float).to_numpy()
 
 
 def pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -84,8 +84,9 @@ def lines(
 
 def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
     """A faint dot for every row: the clients of each round, under their mean."""
-    x, y = floats(rows["round"]), floats(rows["value"])
-    ax.plot(x, y, ".", ms=3, color=color, alpha=0.4, zorder=1)
+    ax.plot(
+        floats(rows["round"]), floats(rows["value"]), ".", ms=3, color=color, alpha=0.4, zorder=1
+    )
 
 
 def wide_range(ax: Axes, values: np.ndarray) -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from fldiag.errors import FldiagError
 from fldiag.results.files import write_bytes
-from fldiag.results.summary import number as number  # also known here, where pictures look for it
 
 if TYPE_CHECKING:  # half a second, which a table from the store does not need
     from matplotlib.axes import Axes
@@ -36,9 +35,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
 }
-#: Where the style is not matplotlib's own. DejaVu ships with matplotlib: the same bytes on every machine.
+#: Where the style is not matplotlib's own, whose DejaVu ships with it: the same bytes on every machine.
 RC: dict[Any, Any] = {
-    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8,
     "axes.titlesize": 8,
     "xtick.labelsize": 7,

@@ -15,8 +15,7 @@ from fldiag.config import recipe
 from fldiag.errors import FldiagError, error_text
 from fldiag.plotting import style
 from fldiag.results.files import csv_text, read_csv, read_csv_bytes, read_json
-from fldiag.results.select import only, split_of
-from fldiag.results.table import COLUMNS, check, table
+from fldiag.results.table import COLUMNS, check, only, split_of, table
 from fldiag.runs.run import Run
 
 #: The sections of a config that say how a run was trained.

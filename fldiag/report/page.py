@@ -17,11 +17,10 @@ from fldiag.plotting import style
 from fldiag.registry import Diagnostic
 from fldiag.report.collect import RunTables, reason
 from fldiag.report.document import Section, render
-from fldiag.results import select
 from fldiag.results.numbers import Number, numbers
-from fldiag.results.select import only
 from fldiag.results.statistics import wilson
-from fldiag.results.summary import Small, cell, number, percent, plus_minus
+from fldiag.results.summary import SmallTable, cell, format_number, percent, plus_minus
+from fldiag.results.table import last_round, number, only
 
 CURVES_LEAD = (
     "The global model after each round, on test examples where a run has them. Bars: standard "
@@ -82,7 +81,7 @@ def overview(runs: Sequence[RunTables]) -> Section:
             "Data": data_of(member),
             "Rounds": str(member.run.done),
             "Accuracy (95 % interval)": accuracy(member),
-            "Loss": number(last(member, "loss")),
+            "Loss": format_number(last(member, "loss")),
             **{n.column: value_of(member, n) for n in columns},
             "Folder": str(member.run.path),
         }
@@ -152,7 +151,7 @@ def over_seeds(runs: Sequence[RunTables], metric: str) -> str:
 
 def last(member: RunTables, metric: str, column: str = "value") -> float | None:
     """Of the global model in the last round."""
-    return select.number(member.curve(metric).tail(1), column=column)
+    return number(member.curve(metric).tail(1), column=column)
 
 
 def accuracy(member: RunTables) -> str:
@@ -160,7 +159,7 @@ def accuracy(member: RunTables) -> str:
     value, n = last(member, "accuracy"), last(member, "accuracy", "n_examples")
     if value is None or not n:
         return percent(value)
-    low, high = (number(100 * end, 3) for end in wilson(round(value * n), n))
+    low, high = (format_number(100 * end, 3) for end in wilson(round(value * n), n))
     (slice_name,) = member.curve("accuracy")["slice"].tail(1)
     place = "" if slice_name == "test" else f" on {slice_name}"
     return f"{percent(value)} ({low}–{high}){place}"
@@ -178,13 +177,13 @@ def value_of(member: RunTables, n: Number) -> str:
         return "–"
     table = only(member.tables[source].table, scope="global")
     rows = only(table, **n.row)
-    end = select.last_round(rows)
+    end = last_round(rows)
     rows = only(rows, round=end)
-    error = select.number(rows, column="stderr") or select.number(rows, column="residual")
+    error = number(rows, column="stderr") or number(rows, column="residual")
     if n.spread:
-        error = select.number(table, n.spread, round=end)
+        error = number(table, n.spread, round=end)
     about = "" if end in (None, member.run.done) else f" (round {end})"
-    return plus_minus(select.number(rows), error, n.share) + about
+    return plus_minus(number(rows), error, n.share) + about
 
 
 def download(member: RunTables, kind: str) -> tuple[str, str, bytes]:
@@ -262,7 +261,7 @@ def measured(entry: Diagnostic, runs: Sequence[RunTables]) -> Section:
         if entry.on == "problem":
             same += tuple(sorted(table["slice"].dropna().unique()))
         groups.setdefault(same if can_compare else member.label, []).append(member)
-        end = select.last_round(table) or member.run.done
+        end = last_round(table) or member.run.done
         if end < member.run.done:
             section.remark(
                 member.label, f"the table ends with round {end}, the run with {member.run.done}"
@@ -301,7 +300,7 @@ def summarise(section: Section, entry: Diagnostic, member: RunTables) -> None:
     """Add the summary of a run's table; small tables with the same columns become one."""
     options = member.tables[entry.name].about.get("options", {})
     for item in Answer(entry, labelled(member, entry), options).summary():
-        if not isinstance(item, Small):
+        if not isinstance(item, SmallTable):
             section.remark(member.label, item.text.removeprefix(f"{member.label}: "))
             continue
         own = {} if "run" in item.columns else {"Run": member.label}

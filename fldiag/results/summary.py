@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fldiag.results import select
-from fldiag.results.table import Row
+from fldiag.results.table import WHOLE, Row, number, only, rounds, thin
 
 
 @dataclass(frozen=True)
-class Small:
+class SmallTable:
     """A small table. ``columns``: key of the rows -> heading. Nothing is shown of one without rows."""
 
     rows: Sequence[Row]
@@ -24,7 +23,7 @@ class Small:
     @classmethod
     def of(
         cls, rows: pd.DataFrame | Sequence[Row], columns: Mapping[str, str] | None = None
-    ) -> Small:
+    ) -> SmallTable:
         """Rows with missing entries as None; by default all columns, under their own names."""
         frame = pd.DataFrame(rows)
         values = frame.astype(object).where(frame.notna(), None)
@@ -32,7 +31,7 @@ class Small:
 
 
 @dataclass(frozen=True)
-class Say:
+class Sentence:
     """A sentence that belongs to the answer. ``about``: as of ``Note``, beside the rows."""
 
     text: str
@@ -49,10 +48,10 @@ class Note:
     about: Mapping[str, Any] | None = None
 
 
-Item = Small | Say | Note
+Item = SmallTable | Sentence | Note
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def format_number(value: float | None, digits: int = 4) -> str:
     """A number for reading: ``digits`` significant digits, ``1.2×10⁵`` rather than ``1.2e+05``, – for none."""
     if value is None or math.isnan(value):
         return "–"
@@ -77,21 +76,22 @@ def cell(value: Any) -> str:
         return "–"
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
-    return number(float(value)) if isinstance(value, (float, np.floating)) else str(value)
+    return format_number(float(value)) if isinstance(value, (float, np.floating)) else str(value)
 
 
-def of_rounds(frame: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> Small:
-    """The numbers of some rounds, a column by what its rows have in common; columns without a number are left out."""
-    wide = pd.DataFrame({"round": select.spread(select.rounds(frame), 12)})
+def of_rounds(frame: pd.DataFrame, columns: Mapping[str, str | Row]) -> SmallTable:
+    """The numbers of some rounds, a column by its metric, or by what its rows have in common; columns without a number are left
+    out."""
+    wide = pd.DataFrame({"round": thin(rounds(frame), 12)})
     for name, where in columns.items():
-        where = {**select.WHOLE, **where}
-        wide[name] = [select.number(frame, **where, round=r) for r in wide["round"]]
-    return Small.of(wide.dropna(axis="columns", how="all"))
+        where = {**WHOLE, **({"metric": where} if isinstance(where, str) else where)}
+        wide[name] = [number(frame, **where, round=r) for r in wide["round"]]
+    return SmallTable.of(wide.dropna(axis="columns", how="all"))
 
 
 def missing_notes(table: pd.DataFrame) -> list[Note]:
     """A remark for each of the first eight rows ``missing`` of a table, and one that counts the others."""
-    rows = select.only(table, metric="missing")
+    rows = only(table, metric="missing")
     texts = [
         f"{'' if pd.isna(r) else f'round {r}: '}{note}"
         for r, note in zip(rows["round"], rows.get("note", []), strict=False)
@@ -103,7 +103,7 @@ def missing_notes(table: pd.DataFrame) -> list[Note]:
 
 def percent(value: Any) -> str:
     """A share in percent, – for none."""
-    return "–" if is_missing(value) else f"{number(100 * value, 3)} %"
+    return "–" if is_missing(value) else f"{format_number(100 * value, 3)} %"
 
 
 def plus_minus(value: Any, error: Any, share: bool = False) -> str:
@@ -112,10 +112,10 @@ def plus_minus(value: Any, error: Any, share: bool = False) -> str:
         return "–"
     scale, end = (100, " %") if share else (1, "")
     amount, error = scale * float(value), math.nan if is_missing(error) else scale * float(error)
-    tail = "" if math.isnan(error) else f" ± {number(error, 2)}"
+    tail = "" if math.isnan(error) else f" ± {format_number(error, 2)}"
     if 0 < error < math.inf and math.isfinite(amount):
         amount = round(amount, 1 - math.floor(math.log10(error)))
-    return f"{number(amount, 4)}{tail}{end}"
+    return f"{format_number(amount, 4)}{tail}{end}"
 
 
 # Where a model stands: its accuracy against a guess's
@@ -167,7 +167,7 @@ def standing(table: pd.DataFrame) -> list[Item]:
     for run, part in rows.groupby("run", sort=False, dropna=False):
         best = {"scope": "global", "round": part["round"].max(), "moment": "aggregated"}
         for column, value in best.items():
-            chosen = select.only(part, **{column: value})
+            chosen = only(part, **{column: value})
             part = part if chosen.empty else chosen
         who = f"{run}: " if isinstance(run, str) and run else ""
         for (of, _), model in part.groupby(["slice", "client"], sort=False, dropna=False):
@@ -177,12 +177,14 @@ def standing(table: pd.DataFrame) -> list[Item]:
 
 def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Iterator[Item]:
     n, inputs = rows[["n_examples", "inputs"]].iloc[0]
-    losses, answers = (select.only(rows, metric=(m, f"model_{m}")) for m in ("loss", "accuracy"))
-    loss = plus_minus(select.number(losses), select.number(losses, column="stderr"))
-    accuracy, guess = select.number(answers), select.number(answers, column="guess")
+    losses, answers = (only(rows, metric=(m, f"model_{m}")) for m in ("loss", "accuracy"))
+    loss = plus_minus(number(losses), number(losses, column="stderr"))
+    accuracy, guess = number(answers), number(answers, column="guess")
     told = f"accuracy {percent(accuracy)}, a guess {percent(guess)}"
     of_classes = "" if accuracy is None else f", {told}"
-    yield Say(f"{who}{n:,.0f} examples of {slice_name}, loss {loss}{of_classes}; inputs {inputs}")
+    yield Sentence(
+        f"{who}{n:,.0f} examples of {slice_name}, loss {loss}{of_classes}; inputs {inputs}"
+    )
     bound = 1.0 if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / n)
     if accuracy is not None and accuracy <= bound < 1:
         doubt = (

@@ -25,7 +25,7 @@ from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
-from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate
+from fldiag.runs.pool import ExamplePool, ExampleScores, Weights, evaluate
 from fldiag.runs.run import Run
 
 Buffers = dict[str, Tensor]
@@ -286,7 +286,7 @@ class History:
         """The federation's data. Raises FldiagError where only weights are known."""
         return self.pool.dataset
 
-    def stretch(self, name: str) -> slice:
+    def segment(self, name: str) -> slice:
         """Where the examples of ``test``, or of ``train`` (those of all clients), lie in the pool. Raises FldiagError where there
         are none of test."""
         if name == "test" and not self.dataset.tested:
@@ -299,14 +299,14 @@ class History:
 
     # Computing
 
-    def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> CohortScores:
+    def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> ExampleScores:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
         split alone, which comes first."""
         first = self.pool.test.stop if test else self.pool.n
         return evaluate(self.network, self.pool, models, first)
 
     def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
-        """The loss surface around weights on a stretch of the pool, or on some of its examples (indices)."""
+        """The loss surface around weights on a segment of the pool, or on some of its examples (indices)."""
         return Problem(
             self.network.module,
             losses.criterion(self.dataset.regression),

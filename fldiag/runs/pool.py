@@ -35,7 +35,7 @@ Weights = tuple[Tensor, dict[str, Tensor]]  # a vector [P] and the buffers that 
 
 
 @dataclass(frozen=True)
-class CohortScores:
+class ExampleScores:
     """What models do on the pool: ``loss`` [R, n] of each example, ``right`` [R, n] (None: no classes).
 
     A model with weights or outputs that are not a number has NaN losses and is not ``valid`` [R].
@@ -85,7 +85,7 @@ class ExamplePool:
         return np.flatnonzero(np.isin(positions, examples))
 
     def take(self, examples: slice | Tensor, name: str) -> Slice:
-        """A stretch of the pool, or some of its examples (indices), as a slice for a Problem."""
+        """A segment of the pool, or some of its examples (indices), as a slice for a Problem."""
         y = self.y[examples]
         return Slice(name, len(y), self.x_raw[examples], y, self.dataset)
 
@@ -94,11 +94,11 @@ class ExamplePool:
         x, y = self.dataset.normalise(self.x_raw[start:stop]), self.y[start:stop]
         return convert((x, y), self.dtype, self.device)  # type: ignore[no-any-return]
 
-    def batches(self, stretch: slice, size: int, mixed: bool = True) -> Iterator[slice]:
-        """The stretch in batches; without ``mixed``, no batch holds examples of two segments."""
-        for part in [stretch] if mixed else self.segments.values():
-            stop = min(part.stop, stretch.stop)
-            for i in range(max(part.start, stretch.start), stop, size):
+    def batches(self, where: slice, size: int, mixed: bool = True) -> Iterator[slice]:
+        """The examples ``where`` in batches; without ``mixed``, no batch holds examples of two segments."""
+        for part in [where] if mixed else self.segments.values():
+            stop = min(part.stop, where.stop)
+            for i in range(max(part.start, where.start), stop, size):
                 yield slice(i, min(i + size, stop))
 
 
@@ -115,7 +115,7 @@ def stack_size(network: Network, shape: tuple[int, ...], count: int) -> tuple[in
 
 def evaluate(
     network: Network, pool: ExamplePool, models: Sequence[Weights], first: int
-) -> CohortScores:
+) -> ExampleScores:
     """Loss and correctness of every model [P] on the ``first`` so many examples of the pool, in eval mode.
 
     A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
@@ -155,4 +155,4 @@ def evaluate(
     loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
     valid = ~np.isnan(loss.sum(1))
     loss[~valid] = np.nan
-    return CohortScores(loss, right, valid)
+    return ExampleScores(loss, right, valid)

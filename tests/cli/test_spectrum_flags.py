@@ -3,10 +3,10 @@
 import pytest
 from commands import last, run, table
 
-from fldiag.diagnosis.options import size
+from fldiag.diagnosis.subjects import size
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
-from fldiag.results.select import only
+from fldiag.results.table import only
 
 SMALL = (
     "--set",

@@ -50,7 +50,7 @@ def diagnostics(on):
 
 
 #: Kinds of subjects of weights or runs; of each there is a quick diagnostic among the quick tests.
-KINDS = ("problem", "checkpoints", "run", "clients")
+KINDS = ("problem", "checkpoints", "run")
 QUICK = ("spectrum", "paths", "fairness", "forgetting", "geometry")
 
 
@@ -174,7 +174,7 @@ def test_diagnostics(name, device, monkeypatch):
         several = [problem(device, 0), problem(device, 1)]
         subject = several if entry.on == "checkpoints" else several[0]
         return fldiag.diagnose(
-            federation(name, device=device) if entry.on in ("run", "clients") else subject,
+            federation(name, device=device) if entry.on == "run" else subject,
             name,
             **options,
         )

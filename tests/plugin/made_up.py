@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fldiag.plotting import style
 from fldiag.registry import diagnostic, table
-from fldiag.results.summary import Say, Small
+from fldiag.results.summary import Sentence, SmallTable
 
 
 def draw(frame, ax=None):
@@ -22,8 +22,8 @@ def draw(frame, ax=None):
 
 
 def summary(frame, options):
-    yield Say(f"power {options['power']}")
-    yield Small(
+    yield Sentence(f"power {options['power']}")
+    yield SmallTable(
         [{"metric": m, "value": v} for m, v in zip(frame["metric"], frame["value"], strict=True)],
         {"metric": "metric", "value": "value"},
     )

@@ -18,7 +18,7 @@ from fldiag.errors import FldiagError
 from fldiag.report import page
 from fldiag.report.collect import collect, name_runs
 from fldiag.results.files import with_digest
-from fldiag.results.select import only
+from fldiag.results.table import only
 
 TAGS = (
     "html head meta title style body header h1 h2 p nav a noscript main section div figure img figcaption script table caption thead "

@@ -8,8 +8,8 @@ from sklearn.calibration import calibration_curve
 import fldiag
 from fldiag.diagnostics.fairness import answers, floor, matrix_of, spread_rows, spreads
 from fldiag.errors import FldiagError
-from fldiag.results.select import only
 from fldiag.results.statistics import gini, worst_decile
+from fldiag.results.table import only
 
 RNG = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ from histories import always, history, identity, linear, one, separable, stored
 
 import fldiag
 from fldiag.diagnostics.forgetting import over_rounds
-from fldiag.results.select import only
+from fldiag.results.table import only
 
 PARTS = [np.arange(0, 60), np.arange(60, 120)]  # classes 0, 1 and classes 2, 3
 

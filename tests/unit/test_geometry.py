@@ -152,8 +152,8 @@ def test_features_are_what_the_linear_layer_receives_that_answers(build):
     torch.manual_seed(0)
     net = build().double().train()  # the mode of the caller's module does not matter
     past = federation(net)
-    frame, record, stretch = geometry(past), past.stored(1), past.stretch("train")
-    x, y = past.pool.read(stretch.start, stretch.stop)[0], past.pool.y[stretch]
+    frame, record, segment = geometry(past), past.stored(1), past.segment("train")
+    x, y = past.pool.read(segment.start, segment.stop)[0], past.pool.y[segment]
     for moment, w in (("received", record.received), ("aggregated", record.aggregated)):
         model = copy.deepcopy(net).eval()
         model.load_state_dict({**past.layout.views(w), **record.buffers}, strict=False)

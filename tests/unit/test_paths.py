@@ -12,7 +12,7 @@ import fldiag
 from fldiag import FldiagError
 from fldiag.diagnostics.paths import BARRIERS, LINES, draw, summary
 from fldiag.problem.problem import Problem
-from fldiag.results.select import number, only
+from fldiag.results.table import number, only
 
 
 class Point(nn.Module):

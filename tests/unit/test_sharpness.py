@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fldiag.diagnostics.sharpness import adaptive_scale, climb, draw, sharpness, summary, worst_case
 from fldiag.problem.problem import Problem
-from fldiag.results.select import number
+from fldiag.results.table import number
 
 
 class Weights(nn.Module):

@@ -19,7 +19,7 @@ from fldiag.diagnostics.doctor.facts import (
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Note, Say, Small
+from fldiag.results.summary import Item, Note, Sentence, SmallTable
 from fldiag.results.table import Row, table
 from fldiag.runs.run import Run
 from fldiag.sections import Device, Download, Root
@@ -30,12 +30,12 @@ def summary(rows: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     for run, part in rows.groupby("run", sort=False):
         count = {s: int((part["severity"] == s).sum()) for s in SEVERITIES}
         text = ", ".join(f"{n} {s}" for s, n in count.items())
-        yield Say(f"{run}: {text}", {"counts": {"run": run, **count}})
+        yield Sentence(f"{run}: {text}", {"counts": {"run": run, **count}})
     columns = ["severity", "what", "rounds", "evidence", "remedy"]
     if rows["run"].nunique() > 1:
         columns.insert(0, "run")
     found = rows[rows["severity"].isin(SEVERITIES[:2])].sort_values("severity", kind="stable")
-    yield Small.of(found[columns])
+    yield SmallTable.of(found[columns])
     unchecked = rows[rows["severity"] == "not checked"]
     for why, part in unchecked.groupby("evidence", sort=False):
         checks, runs = part["metric"].unique().tolist(), part["run"].unique().tolist()

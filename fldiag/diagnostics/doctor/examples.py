@@ -15,7 +15,7 @@ from scipy.stats import binom, t
 from fldiag.diagnostics.doctor.facts import About, Finding, Models, Severity, joined
 from fldiag.diagnostics.doctor.weights import CLIENTS, LEVEL, ROUNDS, outliers
 from fldiag.errors import FldiagError
-from fldiag.results.select import only
+from fldiag.results.table import only
 
 ACCURACY = re.compile(r"(?:^|[_./ -])acc(?:uracy)?(?:[_./ -]|$)", re.IGNORECASE)
 #: Numbers of other examples or models than the global one's on the test examples.

@@ -18,7 +18,7 @@ from fldiag.data import partition
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.results.provenance import digest
-from fldiag.results.select import spread
+from fldiag.results.table import thin
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
 from fldiag.runs.run import Run
@@ -301,8 +301,8 @@ def evaluate(run: Run, options: Mapping[str, Any], model: Any, data: Any) -> Mod
     history = History(run, model=model, data=data, **options)
     _ = history.dataset
     right, loss, clients = {}, {}, {}
-    few = spread(history.rounds, FEW)
-    for r in sorted({*spread(history.rounds, MANY), *few}):
+    few = thin(history.rounds, FEW)
+    for r in sorted({*thin(history.rounds, MANY), *few}):
         try:
             stored = history.stored(r)
         except FldiagError:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fldiag.results import files, select
-from fldiag.results.select import WHOLE, last_round, number, only, rounds, spread
-from fldiag.results.table import table
+from fldiag.results import files
+from fldiag.results import table as tables
+from fldiag.results.table import WHOLE, last_round, number, only, rounds, table, thin
 
 METRICS, LAYERS = ["loss", "trace", "eigenvalue"], ["conv1", "head"]
 rows = st.lists(
@@ -104,7 +104,7 @@ def test_rounds_are_in_order_each_once(found, metric, most):
         assert rounds(frame, metric) == there and last_round(frame, metric) == max(
             there, default=None
         )
-        some = spread(rounds(frame, metric), most)
+        some = thin(rounds(frame, metric), most)
         assert (
             set(some) <= set(there) and some == sorted(some) and len(some) == min(len(there), most)
         )
@@ -115,7 +115,7 @@ def test_rounds_are_in_order_each_once(found, metric, most):
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 200), st.integers(2, 20))
 def test_spread_is_even(count, most):
-    found = spread(range(count), most)
+    found = thin(range(count), most)
     gaps = {b - a for a, b in itertools.pairwise(found)}
     assert len(found) == min(count, most) and (not gaps or max(gaps) - min(gaps) <= 1)
 
@@ -178,7 +178,7 @@ def test_the_number_of_a_whole_round_is_not_that_of_a_client_or_layer():
     assert number(frame, "lambda_mean", round=2, moment="trained", **WHOLE) == 4.0
 
 
-@pytest.mark.parametrize("module", [select, files], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [tables, files], ids=lambda m: m.__name__)
 def test_the_examples_of_the_docstrings(module):
     failed, tried = doctest.testmod(module)
     assert failed == 0 and tried > 0
