@@ -156,7 +156,7 @@ def test_sides_are_folders_patterns_and_lists(worse, tmp_path):
         (([a[0], b[0]], b), "seed is there twice"),
         (([a[0], a[1].checkpoint()], b), "must be runs"),
         ((a, elsewhere), "different data"),
-        (("x*", b), "is not there"),
+        (("x*", b), "is no file"),
         ((3, b), "not a path"),
     ):
         with pytest.raises(FldiagError, match=words):
@@ -258,7 +258,7 @@ def test_exit_codes(words, code, verdict, tmp_path):
     [
         (["plain.pt"], "--data digits"),
         (["plain.pt", "--data", "digits"], "--model"),
-        (["nan.pt", "--model", "mlp", "--data", "digits"], "from before the training diverged"),
+        (["nan.pt", "--model", "mlp", "--data", "digits"], "from before it diverged"),
         (["plain.pt", "--fail-if", "forgetting > 0.2"], "run"),
         (["gone", "--fail-if", "lambda_1 > 9"], "restore"),
     ],

@@ -58,7 +58,6 @@ def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch
         here = list(pool.map(range(7)))
     with threads(1), open_pool(executor, draw, state) as pool:
         assert list(pool.map(range(7))) == here
-        assert list(pool.map(range(7))) == here
     assert {(count, is_allowed) for _, count, is_allowed in here} == {(1, True)}
 
 
