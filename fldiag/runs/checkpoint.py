@@ -181,7 +181,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
         FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
     """
     if not path.is_file():
-        raise FldiagError(f"{path} is no file", "give a .pt or .safetensors file", usage=True)
+        what = f"{path} is no run and no file of weights"
+        raise FldiagError(what, "give a run's folder, or a .pt or .safetensors file", usage=True)
     try:
         content = dict(READERS.get(path.suffix, _pt)(path))
         size = sum(plain(leaf).nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor))

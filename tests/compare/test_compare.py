@@ -156,7 +156,7 @@ def test_sides_are_folders_patterns_and_lists(worse, tmp_path):
         (([a[0], b[0]], b), "seed is there twice"),
         (([a[0], a[1].checkpoint()], b), "must be runs"),
         ((a, elsewhere), "different data"),
-        (("x*", b), "is no file"),
+        (("x*", b), "is no run"),
         ((3, b), "not a path"),
     ):
         with pytest.raises(FldiagError, match=words):
