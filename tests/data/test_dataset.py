@@ -15,9 +15,12 @@ LABELS = torch.arange(12) % 4
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
 
-def dataset(**options):
-    settings = {"train_x": PIXELS, "train_y": LABELS, "test_x": PIXELS[:4], "test_y": LABELS[:4]}
-    return Dataset(**{"name": "mine", **settings, "classes": 4, **options})
+def dataset(x=PIXELS, y=LABELS, classes=4, **options):
+    """A data set that is tested on its first four examples, if nothing else is said."""
+    test = {"test_x": x[:4], "test_y": y[:4]}
+    return Dataset(
+        **{"name": "mine", "train_x": x, "train_y": y, "classes": classes, **test, **options}
+    )
 
 
 def test_a_model_sees_what_torchvision_makes_of_pixels():
@@ -25,57 +28,49 @@ def test_a_model_sees_what_torchvision_makes_of_pixels():
     steps = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     true = [steps(PIXELS[i].permute(1, 2, 0).numpy()) for i in (3, 3, 0)]
     assert torch.equal(shown, torch.stack(true))
-    gray = dataset(train_x=PIXELS[:, :1], test_x=PIXELS[:4, :1], repeat=3)
+    gray = dataset(PIXELS[:, :1], repeat=3)
     assert torch.equal(gray.batch(torch.arange(12)), PIXELS[:, :1].repeat(1, 3, 1, 1) / 255)
     assert gray.shape == (3, 6, 8)
 
 
 def test_tokens_stay_as_they_are():
-    ids = torch.arange(24).reshape(12, 2)
-    data = dataset(train_x=ids, test_x=ids[:4])
-    assert data.batch(torch.tensor([5])).tolist() == [[10, 11]] and data.tokens
-    assert ready(data.batch(torch.tensor([5])), "cpu", torch.float64).dtype == torch.int64
+    data, index = dataset(torch.arange(24).reshape(12, 2)), torch.tensor([5])
+    assert data.batch(index).tolist() == [[10, 11]] and data.tokens
+    assert ready(data.batch(index), "cpu", torch.float64).dtype == torch.int64
     assert take(data, "test").batch(1, 3)[0].tolist() == [[2, 3], [4, 5]]
 
 
 def test_a_fingerprint_names_what_a_model_can_learn_and_nothing_else():
-    plain = dataset()
-    other = [dataset(name="yours"), dataset(augment=("hflip",))]
-    assert {data.fingerprint() for data in other} == {plain.fingerprint()}
-    changed = [{"train_x": PIXELS.flip(0)}, {"test_y": LABELS[1:5]}, {"classes": 5}, {"repeat": 2}]
-    changed.append({"mean": MEAN, "std": STD})
-    marks = {dataset(**options).fingerprint() for options in changed} | {plain.fingerprint()}
-    assert len(marks) == len(changed) + 1
+    names = [{}, {"name": "yours"}, {"augment": ("hflip",)}]
+    changes = [{"x": PIXELS.flip(0)}, {"test_y": LABELS[1:5]}, {"classes": 5}, {"repeat": 2}]
+    changes.append({"mean": MEAN, "std": STD})
+    marks = [dataset(**options).fingerprint() for options in [*names, *changes]]
+    assert len({*marks[:3]}) == 1 and len({*marks[2:]}) == 6
 
 
-NAN = torch.full((12, 3), torch.nan)
+NAN = torch.full((12, 4), torch.nan)
 FAULTS = {
-    "inputs and 11 targets": {"train_y": LABELS[:11]},
-    "each example needs both": {"train_x": PIXELS[:0], "train_y": LABELS[:0]},
+    "inputs and 11 targets": {"y": LABELS[:11]},
+    "each example needs both": {"x": PIXELS[:0], "y": LABELS[:0]},
     "labels go from 0 to 3": {"classes": 3},
-    "labels go from -1": {"train_y": LABELS - 1},
-    "targets are int32": {"train_y": LABELS.int(), "test_y": LABELS[:4].int()},
-    "targets are float32": {"train_y": LABELS.float(), "test_y": LABELS[:4].float()},
-    "training examples hold a value that is not finite": {
-        "train_y": torch.full((12, 4), torch.nan),
-        "test_y": torch.zeros(4, 4),
-    },
-    "inputs are uint8": {"train_x": PIXELS[:, 0, 0], "test_x": PIXELS[:4, 0, 0]},
-    "examples hold a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
+    "labels go from -1": {"y": LABELS - 1},
+    "targets are int32": {"y": LABELS.int()},
+    "targets are float32": {"y": LABELS.float()},
+    "training examples hold a value that is not finite": {"y": NAN, "test_y": torch.ones(4, 4)},
+    "inputs are uint8": {"x": PIXELS[:, 0, 0]},
+    "examples hold a value that is not finite": {"x": NAN},
     "have different forms": {"test_x": PIXELS[:4, :1]},
+    "training and test examples": {"test_y": torch.ones(4, 4)},
     "means and deviations": {"mean": (0.5,), "std": (0.5,)},
     "above 0": {"mean": MEAN, "std": (0.2, 0.3, 0.0)},
-    "augment and repeat": {"train_x": NAN * 0 + 1, "augment": ("hflip",)} | {"test_x": NAN[:0]},
+    "augment and repeat": {"x": torch.ones(12, 3), "augment": ("hflip",)},
 }
 
 
 @pytest.mark.parametrize("words", FAULTS)
 def test_what_does_not_fit_is_one_sentence(words):
-    options = dict(FAULTS[words])
-    if words == "augment and repeat":
-        options |= {"train_x": torch.ones(12, 3), "test_x": torch.ones(4, 3)}
     with pytest.raises(FldiagError, match=words):
-        dataset(**options)
+        dataset(**FAULTS[words])
 
 
 def test_moments_are_numpys_and_a_constant_channel_has_deviation_1():
@@ -121,14 +116,12 @@ def test_slices_hold_the_examples_that_they_name():
 
 
 def test_a_personal_test_has_the_clients_own_mixture():
-    train = torch.tensor([0] * 57 + [1] * 43)
-    pool = torch.arange(4000) % 4
+    train, pool = torch.tensor([0] * 57 + [1] * 43), torch.arange(4000) % 4
     data = Dataset("x", torch.ones(100, 1), train, torch.ones(4000, 1), pool, 4)
-    part = take(data, "client:0/test", [np.arange(100)])
-    assert torch.bincount(part.y).tolist() == [570, 430]
-    again = take(data, "client:0/test", [np.arange(100)])
-    other = take(data, "client:1/test", [np.arange(100)] * 2)
-    assert torch.equal(part.y, again.y) and not torch.equal(part.y, other.y)
+    parts = [np.arange(100)] * 2
+    first, again, other = (take(data, f"client:{k}/test", parts).y for k in (0, 0, 1))
+    assert torch.bincount(first).tolist() == [570, 430]
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +141,7 @@ def test_slices_that_do_not_exist(spec, options, words):
 
 def test_targets_that_are_numbers_have_no_mixture_and_an_empty_test_split_is_said():
     y = torch.rand(12, 2)
-    data = dataset(train_y=y, test_x=PIXELS[:0], test_y=y[:0], classes=2)
+    data = dataset(y=y, test_x=PIXELS[:0], test_y=y[:0], classes=2)
     assert data.regression and not data.tested and data.evaluation[0] == "train"
     with pytest.raises(FldiagError, match="no classes"):
         take(data, "client:0/own", PARTS)

@@ -24,23 +24,17 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-def arrays(shape=(28, 28), n=20, classes=10, dtype=np.uint8, **others):
-    x, y = RNG.integers(0, 256, (n, *shape)).astype(dtype), np.arange(n) % classes
-    return dict(zip(KEYS, (x, y, x[:5], y[:5]), strict=True)) | others
-
-
-def write(path, **content):
-    np.savez(path, **content)
+def write(path, shape=(28, 28), n=20, classes=10, **changes):
+    """An npz file of random bytes, in which arrays are changed or, if None, left out; its name as data."""
+    x, y = RNG.integers(0, 256, (n, *shape)).astype(np.uint8), np.arange(n) % classes
+    content = dict(zip(KEYS, (x, y, x[:5], y[:5]), strict=True)) | changes
+    np.savez(path, **{key: array for key, array in content.items() if array is not None})
     return f"npz:{path}"
 
 
 def test_every_name_is_registered_with_its_variants():
-    names = set(named.SETS) | set(text.SETS) | {"digits", "iris"}
-    assert names <= set(registry.dataset.names())
+    assert {*named.SETS, *text.SETS, "digits", "iris"} <= set(registry.dataset.names())
     assert "fedsol_paper" in registry.dataset.get("mnist").doc
-    for spec in named.SETS.values():
-        for variant in spec.variants.values():
-            assert len(variant.mean) == len(variant.std) == spec.shape[0]
 
 
 @pytest.mark.parametrize("preset", fldiag.catalogue("presets"))
@@ -55,48 +49,38 @@ def test_the_data_of_every_preset_exist(preset):
 
 @pytest.mark.parametrize("name", [name for name in named.SETS if name != "imagenet200"])
 def test_a_named_set_in_a_file_is_seen_as_its_variant_says(name, folder):
-    spec = named.SETS[name]
+    spec, file = named.SETS[name], folder / f"{name}.npz"
     shape = spec.shape[1:] if spec.shape[0] == 1 else (*spec.shape[1:], 3)
-    content = arrays(shape, classes=spec.classes, n=2 * spec.classes)
-    write(folder / f"{name}.npz", **content)
-    for variant, show in spec.variants.items():
-        data = load(f"{name}@{variant}")
-        true = [transforms.ToTensor()(image) for image in content["test_images"]]
-        true = transforms.Normalize(show.mean, show.std)(torch.stack(true))
+    write(file, shape, 2 * spec.classes, spec.classes)
+    pixels = torch.stack([transforms.ToTensor()(image) for image in np.load(file)["test_images"]])
+    default = next(iter(spec.variants.values()))
+    for variant, show in {"": default, **{f"@{k}": v for k, v in spec.variants.items()}}.items():
+        data = load(name + variant)
+        true = transforms.Normalize(show.mean, show.std)(pixels)
         assert torch.equal(data.normalise(data.test_x), true.repeat(1, show.repeat, 1, 1))
         assert (data.classes, data.augment) == (spec.classes, show.augment)
-    assert torch.equal(
-        load(name).batch(torch.arange(3)),
-        load(f"{name}@{next(iter(spec.variants))}").batch(torch.arange(3)),
-    )
 
 
 def test_validation_images_are_trained_on_where_the_papers_do_and_nowhere_else(folder):
-    content = arrays(val_images=np.zeros((3, 28, 28), np.uint8), val_labels=np.ones(3, int))
-    name = write(
-        folder / "pneumoniamnist.npz",
-        **content | {"train_labels": np.arange(20) % 2} | {"test_labels": np.arange(5) % 2},
-    )
-    write(folder / "mnist.npz", **content)
-    sizes = [len(load(n).train_y) for n in ("pneumoniamnist", "mnist", name)]
+    more = {"val_images": np.zeros((3, 28, 28), np.uint8), "val_labels": np.ones(3, int)}
+    own, _ = (write(folder / f"{n}.npz", classes=2, **more) for n in ("pneumoniamnist", "mnist"))
+    sizes = [len(load(name).train_y) for name in ("pneumoniamnist", "mnist", own)]
     assert sizes == [23, 20, 20] and not load("pneumoniamnist").train_x[20:].any()
 
 
 def test_torchvisions_own_files_are_read_and_nothing_is_downloaded_unasked(folder, monkeypatch):
-    asked = []
+    calls = []
 
     class Cifar:
         def __init__(self, root, train, download):
-            asked.append((str(root), download, train))
+            calls.append((root, download, train))
             self.data = RNG.integers(0, 256, (10, 32, 32, 3)).astype(np.uint8)
             self.targets = list(range(10))
 
     monkeypatch.setattr(datasets, "CIFAR10", Cifar)
     assert load("cifar10").train_x.shape == (10, 3, 32, 32)
     load("cifar10", download=True)
-    assert asked == [(str(folder), d, t) for d in (False, True) for t in (True, False)]
-    monkeypatch.undo()
-    monkeypatch.setenv("FLDIAG_DATA", str(folder))
+    assert calls == [(folder, d, t) for d in (False, True) for t in (True, False)]
     with pytest.raises(FldiagError, match=r"neither .*svhn.npz nor torchvision's SVHN"):
         load("svhn")
 
@@ -117,33 +101,34 @@ def rows(x):
 def test_folders_of_pictures_are_decoded_once_and_split_as_the_variant_says(folder):
     home = folder / "cinic10"
     pictures(home, {"train": 3, "valid": 4, "test": 2}, [f"c{i}" for i in range(10)])
-    true = {
-        split: torch.stack(
-            [x for x, _ in datasets.ImageFolder(home / split, transforms.PILToTensor())]
-        )
-        for split in ("train", "valid", "test")
-    }
+    folders = (
+        datasets.ImageFolder(home / n, transforms.PILToTensor()) for n in ("train", "valid", "test")
+    )
+    train, valid, test = (torch.stack([x for x, _ in pairs]) for pairs in folders)
     data = load("cinic10")
-    assert torch.equal(data.train_x, true["train"]) and torch.equal(data.test_x, true["test"])
+    assert torch.equal(data.train_x, train) and torch.equal(data.test_x, test)
     assert data.train_y.tolist() == [i for i in range(10) for _ in range(3)]
-    enlarged = load("cinic10@enlarged")
-    assert torch.equal(enlarged.train_x, torch.cat([true["train"], true["valid"]]))
-    assert torch.equal(enlarged.test_x, true["test"])
-    drawn, everything = load("cinic10@fedproj"), rows(torch.cat([*true.values()]))
+    enlarged, drawn = load("cinic10@enlarged"), load("cinic10@fedproj")
+    assert torch.equal(enlarged.train_x, torch.cat([train, valid]))
+    assert torch.equal(enlarged.test_x, test)
     assert (len(drawn.train_y), len(drawn.test_y)) == (90 * 10 // 27, 90 * 3 // 27)
-    assert rows(drawn.train_x) | rows(drawn.test_x) <= everything
+    assert rows(drawn.train_x) | rows(drawn.test_x) <= rows(torch.cat([train, valid, test]))
     assert not rows(drawn.train_x) & rows(drawn.test_x)
-    packed = {f: f.stat().st_mtime_ns for f in (home / ".fldiag").iterdir()}
-    assert torch.equal(load("cinic10").train_x, data.train_x) and len(packed) == 3
-    assert {f: f.stat().st_mtime_ns for f in (home / ".fldiag").iterdir()} == packed
+
+    def times():
+        return {file: file.stat().st_mtime_ns for file in (home / ".fldiag").iterdir()}
+
+    before = times()
     data.train_x.zero_()  # nothing reaches the file
-    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(home / "train" / "c0" / "p0.png")
+    assert torch.equal(load("cinic10").train_x, train) and times() == before and len(before) == 3
+    picture = home / "train" / "c0" / "p0.png"
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(picture)
     assert not load("cinic10").train_x[0].any() and load("cinic10").train_x[1].any()
-    (home / "train" / "c0" / "p0.png").write_bytes(b"no picture")
+    picture.write_bytes(b"no picture")
     with pytest.raises(FldiagError, match="cannot read the pictures"):
         load("cinic10")
+    picture.unlink()
     (home / "test" / "c9").rename(home / "test" / "d0")
-    (home / "train" / "c0" / "p0.png").unlink()
     with pytest.raises(FldiagError, match="not the same 10 class folders"):
         load("cinic10")
 
@@ -161,19 +146,13 @@ def test_imagenet_is_shown_as_resize_and_centre_crop(folder):
 
 
 def test_files_of_ones_own(folder):
-    gray = load(write(folder / "gray.npz", **arrays((8, 8))))
-    assert gray.shape == (1, 8, 8) and float(gray.batch(torch.arange(5)).max()) <= 1
-    colour = load(write(folder / "colour.npz", **arrays((8, 8, 3))))
-    assert colour.shape == (3, 8, 8)
-    table = load(write(folder / "table.npz", **arrays((4,))))
+    gray, colour = (load(write(folder / "x.npz", shape)) for shape in ((8, 8), (8, 8, 3)))
+    assert (gray.shape, colour.shape) == ((1, 8, 8), (3, 8, 8))
+    table = load(write(folder / "table.npz", (4,)))
     assert table.train_x.dtype == torch.float32 and table.train_x.max() > 1  # no pixels
     assert load("table").name == "table" and load("table").fingerprint() == table.fingerprint()
-    numbers = load(
-        write(
-            folder / "y.npz",
-            **arrays((4,)) | {"train_labels": np.ones((20, 2)), "test_labels": np.ones((5, 2))},
-        )
-    )
+    targets = {"train_labels": np.ones((20, 2)), "test_labels": np.ones((5, 2))}
+    numbers = load(write(folder / "y.npz", (4,), **targets))
     assert numbers.regression and numbers.classes == 2
 
 
@@ -190,31 +169,30 @@ NORMALISATIONS = {
 
 @pytest.mark.parametrize("how", NORMALISATIONS)
 def test_own_data_are_normalised_only_as_said(how, folder):
-    name = write(folder / "x.npz", **arrays((8, 8, 3)))
+    name = write(folder / "x.npz", (8, 8, 3))
     x = load(name).train_x
     assert torch.equal(load(name).batch(torch.arange(20)), x / 255)
     shown = load(DataSection(name=name, normalise=how)).batch(torch.arange(20))
     assert torch.allclose(shown, NORMALISATIONS[how](x), atol=1e-5)
 
 
+CLASSES = np.arange(20) % 10
 DAMAGED = {
-    "train_labels is not a file": lambda a: {k: v for k, v in a.items() if k != "train_labels"},
-    "Object arrays cannot be loaded": lambda a: (
-        a | {"train_labels": np.array([{}] * 20, dtype=object)}
-    ),
-    "each example needs both": lambda a: a | {"train_labels": a["train_labels"][:-1]},
-    "targets are float32": lambda a: a | {"train_labels": a["train_labels"] * 1.0},
-    "training labels go from -1": lambda a: a | {"train_labels": a["train_labels"] - 1},
-    "channels last": lambda a: a | {k: np.zeros((20, 3, 8, 8), np.uint8) for k in KEYS[::2]},
-    "train_images has shape": lambda a: a | {"train_images": np.zeros(20)},
-    "have different forms": lambda a: a | {"test_images": np.zeros((5, 9, 9), np.uint8)},
+    "train_labels is not a file": {"train_labels": None},
+    "Object arrays cannot be loaded": {"train_labels": np.array([{}] * 20, dtype=object)},
+    "each example needs both": {"train_labels": CLASSES[:-1]},
+    "targets are float32": {"train_labels": CLASSES * 1.0, "test_labels": CLASSES[:5] * 1.0},
+    "training labels go from -1": {"train_labels": CLASSES - 1},
+    "channels last": {key: np.zeros((20, 3, 8, 8), np.uint8) for key in KEYS[::2]},
+    "train_images has shape": {"train_images": np.zeros(20)},
+    "have different forms": {"test_images": np.zeros((5, 9, 9), np.uint8)},
 }
 
 
 @pytest.mark.parametrize("words", DAMAGED)
 def test_damaged_files_are_one_sentence(words, folder):
     with pytest.raises(FldiagError, match=words):
-        load(write(folder / "x.npz", **DAMAGED[words](arrays((8, 8)))))
+        load(write(folder / "x.npz", (8, 8), **DAMAGED[words]))
 
 
 @pytest.mark.parametrize(
@@ -237,12 +215,11 @@ def test_what_is_not_there_or_has_no_meaning(section, words):
 
 
 def test_a_named_set_of_something_else_is_refused(folder):
-    write(folder / "mnist.npz", **arrays((32, 32)))
-    with pytest.raises(FldiagError, match=r"not 10 of uint8 \[1, 28, 28\]"):
-        load("mnist")
-    write(folder / "mnist.npz", **arrays(classes=11))
-    with pytest.raises(FldiagError, match="hold 11 classes"):
-        load("mnist")
+    cases = (((32, 32), 10, r"not 10 of uint8 \[1, 28, 28\]"), ((28, 28), 11, "hold 11 classes"))
+    for shape, classes, words in cases:
+        write(folder / "mnist.npz", shape, classes=classes)
+        with pytest.raises(FldiagError, match=words):
+            load("mnist")
 
 
 def test_a_factory_returns_a_data_set_or_four_arrays(folder, monkeypatch):
@@ -303,7 +280,7 @@ def test_public_data_are_drawn_from_another_set_or_leave_the_private_one(size, f
     assert rows(public) <= rows(private.batch(torch.from_numpy(held_out)))
     shares = private.train_y[held_out].bincount() - private.train_y.bincount() * 101 / 1500
     assert shares.abs().max() <= 1
-    other = write(folder / "other.npz", **arrays((8, 8)))
+    other = write(folder / "other.npz", (8, 8))
     from_other = load_public(section.model_copy(update={"public": other}), private, seed=3)
     assert len(from_other) == min(size or 25, 25) and from_other.max() <= 1
 
