@@ -5,10 +5,10 @@ import pytest
 import torch
 from torchvision import transforms
 
-import fldiag
 from fldiag.data import Dataset, augment
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
+from fldiag.training.client import Minibatches
 
 IMAGES = torch.randint(1, 256, (40, 3, 10, 12), generator=torch.Generator().manual_seed(0)).byte()
 
@@ -75,18 +75,17 @@ def test_crops_and_colours_of_torchvision_are_its_own_and_touch_no_global_state(
 
 
 def test_normalisation_stands_before_cutout_or_where_it_is_written():
-    kinds = [
-        [[step.kind for step in part] for part in augment.plan(tuple(names.split()))]
-        for names in ("crop4 hflip cutout16", "normalise hflip crop4@0.5", "crop4 hflip")
-    ]
-    assert kinds == [
-        [["crop", "hflip"], ["cutout"]],
-        [[], ["hflip", "crop"]],
-        [["crop", "hflip"], []],
-    ]
-    options = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    for names, kinds in {
+        "crop4 hflip cutout16": [["crop", "hflip"], ["cutout"]],
+        "normalise hflip crop4@0.5": [[], ["hflip", "crop"]],
+        "crop4 hflip": [["crop", "hflip"], []],
+    }.items():
+        assert [
+            [step.kind for step in part] for part in augment.plan(tuple(names.split()))
+        ] == kinds
+    options = {"mean": (0.5,) * 3, "std": (0.25,) * 3, "augment": ("hflip@1", "cutout99")}
     y = torch.zeros(40, dtype=torch.int64)
-    data = Dataset("x", IMAGES, y, IMAGES, y, 1, augment=("hflip@1", "cutout99"), **options)
+    data = Dataset("x", IMAGES, y, IMAGES, y, 1, **options)
     assert not data.batch(torch.arange(40), torch_rng(0, "x")).any()  # zero after normalisation
 
 
@@ -100,18 +99,15 @@ def test_what_has_no_meaning_is_refused(names):
 
 
 def test_training_augments_by_client_and_round_only():
-    start = fldiag.Config.load("digits", seed=3)
-    x = IMAGES[:20, :1]
-    data = Dataset("x", x, torch.arange(20) % 2, x, torch.arange(20) % 2, 2, augment=("crop2",))
-    from fldiag.training.client import Minibatches
+    x, y = IMAGES[:20, :1], torch.arange(20) % 2
+    data = Dataset("x", x, y, x, y, 2, augment=("crop2",))
 
     def inputs(ids, t):
-        parts = [np.arange(10) for _ in ids]
-        batches = [[np.arange(5), np.arange(5, 10)] for _ in ids]
-        generators = [torch_rng(start.seed, "augment", t, i) for i in ids]
+        generators = [torch_rng(3, "augment", t, i) for i in ids]
+        parts, batches = [np.arange(10)] * len(ids), [np.split(np.arange(10), 2)] * len(ids)
         feed = Minibatches(data, parts, batches, torch.zeros(1), generators)
         return torch.stack([x for x, *_ in feed.steps()], 1)
 
-    both = inputs([4, 7], 2)
-    assert torch.equal(both[1], inputs([7], 2)[0]) and not torch.equal(both[0], both[1])
-    assert not torch.equal(inputs([7], 3)[0], both[1])
+    first, second = inputs([4, 7], 2)
+    assert torch.equal(second, inputs([7], 2)[0]) and not torch.equal(first, second)
+    assert not torch.equal(inputs([7], 3)[0], second)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn import datasets
 from torchvision import transforms
 
 from fldiag.data import Dataset, load, take
@@ -96,22 +97,21 @@ PARTS = [np.array([0, 4, 8]), np.array([1, 2, 3, 5]), np.array([], dtype=np.int6
 
 
 def test_slices_hold_the_examples_that_they_name():
-    data = dataset()
-    for spec, x, y in (
-        ("train", PIXELS, LABELS),
-        ("test", PIXELS[:4], LABELS[:4]),
-        ("client:1", PIXELS[[1, 2, 3, 5]], LABELS[[1, 2, 3, 5]]),
-        ("client:0/train", PIXELS[[0, 4, 8]], LABELS[[0, 4, 8]]),
-        ("client:0/own", PIXELS[:1], LABELS[:1]),  # its examples are all of class 0
-        ("client:0/test", PIXELS[:1], LABELS[:1]),
-    ):
-        part = take(data, spec, PARTS)
-        assert torch.equal(part.x_raw, x) and torch.equal(part.y, y) and part.n == len(y)
-        assert torch.equal(part.batch(0, part.n)[0], x / 255)
+    data, augmented = dataset(), dataset(augment=("hflip@1",))
+    for spec, index in {
+        "train": range(12),
+        "test": range(4),
+        "client:1": [1, 2, 3, 5],
+        "client:0/train": [0, 4, 8],
+        "client:0/own": [0],  # its examples are all of class 0
+        "client:0/test": [0],
+    }.items():
+        part, x = take(data, spec, PARTS), PIXELS[list(index)]
+        assert torch.equal(part.x_raw, x) and torch.equal(part.y, LABELS[list(index)])
+        assert part.n == len(index) and torch.equal(part.batch(0, part.n)[0], x / 255)
+        assert torch.equal(take(augmented, spec, PARTS).batch(0, part.n)[0], x / 255)
     assert take(data, "client:1/test", PARTS, tests=[[], [3]]).y.tolist() == [3]
     assert take(data, "train").x_raw.data_ptr() == PIXELS.data_ptr()  # not copied
-    augmented = dataset(augment=("hflip@1",))
-    assert torch.equal(take(augmented, "train").batch(0, 12)[0], PIXELS / 255)
     assert not torch.equal(augmented.batch(torch.arange(12), torch_rng(0, "x")), PIXELS / 255)
 
 
@@ -150,17 +150,15 @@ def test_targets_that_are_numbers_have_no_mixture_and_an_empty_test_split_is_sai
 
 
 def test_the_embedded_sets_are_scikit_learns():
-    from sklearn import datasets
-
-    for name, source, sizes in (
-        ("digits", datasets.load_digits(), (1500, 297)),
-        ("iris", datasets.load_iris(), (120, 30)),
+    digits, iris = load("digits"), load("iris")
+    for data, source, sizes in (
+        (digits, datasets.load_digits(), (1500, 297)),
+        (iris, datasets.load_iris(), (120, 30)),
     ):
-        data = load(name)
         assert (len(data.train_y), len(data.test_y)) == sizes
-        labels = torch.cat([data.train_y, data.test_y]).bincount()
-        assert labels.tolist() == np.bincount(source.target).tolist()
-    both = torch.cat([load("digits").train_x, load("digits").test_x]).flatten(1).mul(16).numpy()
+        labels = torch.cat([data.train_y, data.test_y])
+        assert labels.bincount().tolist() == np.bincount(source.target).tolist()
+    both = torch.cat([digits.train_x, digits.test_x]).flatten(1).mul(16).numpy()
     assert sorted(map(tuple, both)) == sorted(map(tuple, datasets.load_digits().data))
-    x = load("iris").train_x.double()
+    x = iris.train_x.double()
     assert x.mean(0).abs().max() < 1e-6 and (x.std(0, correction=0) - 1).abs().max() < 1e-6
