@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn import datasets
+from sklearn.datasets import load_digits, load_iris
 from torchvision import transforms
 
 from fldiag.data import Dataset, load, take
@@ -124,41 +124,37 @@ def test_a_personal_test_has_the_clients_own_mixture():
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
+NUMBERS = {"y": torch.ones(12, 4), "test_x": PIXELS[:0], "test_y": torch.ones(0, 4)}
+
+
+def test_without_test_examples_a_model_is_judged_by_training_examples():
+    data = dataset(**NUMBERS)
+    assert data.regression and not data.tested and data.evaluation[0] == "train"
+
+
 @pytest.mark.parametrize(
-    ("spec", "options", "words"),
+    ("options", "spec", "parts", "words"),
     [
-        ("trian", {}, "unknown slice"),
-        ("client:x", {}, "unknown slice"),
-        ("client:0", {}, "needs a partition .* has 0 clients"),
-        ("client:3", {"partition": PARTS}, "has 3 clients"),
-        ("client:2", {"partition": PARTS}, "is empty"),
+        ({}, "trian", None, "unknown slice"),
+        ({}, "client:x", None, "unknown slice"),
+        ({}, "client:0", None, "needs a partition .* has 0 clients"),
+        ({}, "client:3", PARTS, "has 3 clients"),
+        ({}, "client:2", PARTS, "is empty"),
+        (NUMBERS, "client:0/own", PARTS, "no classes"),
+        (NUMBERS, "test", None, "slice test .* is empty"),
     ],
 )
-def test_slices_that_do_not_exist(spec, options, words):
+def test_slices_that_do_not_exist(options, spec, parts, words):
     with pytest.raises(FldiagError, match=words):
-        take(dataset(), spec, **options)
-
-
-def test_targets_that_are_numbers_have_no_mixture_and_an_empty_test_split_is_said():
-    y = torch.rand(12, 2)
-    data = dataset(y=y, test_x=PIXELS[:0], test_y=y[:0], classes=2)
-    assert data.regression and not data.tested and data.evaluation[0] == "train"
-    with pytest.raises(FldiagError, match="no classes"):
-        take(data, "client:0/own", PARTS)
-    with pytest.raises(FldiagError, match=r"slice test .* is empty"):
-        take(data, "test")
+        take(dataset(**options), spec, parts)
 
 
 def test_the_embedded_sets_are_scikit_learns():
     digits, iris = load("digits"), load("iris")
-    for data, source, sizes in (
-        (digits, datasets.load_digits(), (1500, 297)),
-        (iris, datasets.load_iris(), (120, 30)),
-    ):
-        assert (len(data.train_y), len(data.test_y)) == sizes
-        labels = torch.cat([data.train_y, data.test_y])
-        assert labels.bincount().tolist() == np.bincount(source.target).tolist()
+    for data, source, size in ((digits, load_digits(), 1500), (iris, load_iris(), 120)):
+        labels = torch.cat([data.train_y, data.test_y]).bincount()
+        assert labels.tolist() == np.bincount(source.target).tolist() and len(data.train_y) == size
     both = torch.cat([digits.train_x, digits.test_x]).flatten(1).mul(16).numpy()
-    assert sorted(map(tuple, both)) == sorted(map(tuple, datasets.load_digits().data))
+    assert sorted(map(tuple, both)) == sorted(map(tuple, load_digits().data))
     x = iris.train_x.double()
     assert x.mean(0).abs().max() < 1e-6 and (x.std(0, correction=0) - 1).abs().max() < 1e-6

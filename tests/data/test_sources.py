@@ -43,8 +43,7 @@ def test_the_data_of_every_preset_exist(preset):
     section = fldiag.Config.load(preset).data
     for name in filter(None, (section.name, section.public)):
         base, _, variant = name.partition("@")
-        variants = named.SETS[base].variants if base in named.SETS else ()
-        assert base in registry.dataset and set(filter(None, (variant,))) <= set(variants)
+        assert base in registry.dataset and (not variant or variant in named.SETS[base].variants)
     assert section.variant is None or section.variant in named.SETS[section.name].variants
 
 
@@ -54,9 +53,8 @@ def test_a_named_set_in_a_file_is_seen_as_its_variant_says(name, folder):
     shape = spec.shape[1:] if spec.shape[0] == 1 else (*spec.shape[1:], 3)
     write(file, shape, 2 * spec.classes, spec.classes)
     pixels = torch.stack([transforms.ToTensor()(image) for image in np.load(file)["test_images"]])
-    default = next(iter(spec.variants.values()))
-    for variant, show in {"": default, **{f"@{k}": v for k, v in spec.variants.items()}}.items():
-        data = load(name + variant)
+    for variant, show in {None: next(iter(spec.variants.values())), **spec.variants}.items():
+        data = load(DataSection(name=name, variant=variant))
         true = transforms.Normalize(show.mean, show.std)(pixels)
         assert torch.equal(data.normalise(data.test_x), true.repeat(1, show.repeat, 1, 1))
         assert (data.classes, data.augment) == (spec.classes, show.augment)
@@ -86,13 +84,12 @@ def test_torchvisions_own_files_are_read_and_nothing_is_downloaded_unasked(folde
         load("svhn")
 
 
-def pictures(home, counts, classes, size=(32, 32)):
-    for split, count in counts.items():
-        for name in classes:
-            (home / split / name).mkdir(parents=True)
-            for i in range(count):
-                pixels = RNG.integers(0, 256, (size[1], size[0], 3)).astype(np.uint8)
-                Image.fromarray(pixels).save(home / split / name / f"p{i}.png")
+def pictures(home, counts, classes, *size):
+    for folder in (home / split / name for split in counts for name in classes):
+        folder.mkdir(parents=True)
+        for i in range(counts[folder.parent.name]):
+            pixels = RNG.integers(0, 256, (*size, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"p{i}.png")
 
 
 def rows(x):
@@ -101,7 +98,7 @@ def rows(x):
 
 def test_folders_of_pictures_are_decoded_once_and_split_as_the_variant_says(folder):
     home = folder / "cinic10"
-    pictures(home, {"train": 3, "valid": 4, "test": 2}, [f"c{i}" for i in range(10)])
+    pictures(home, {"train": 3, "valid": 4, "test": 2}, [f"c{i}" for i in range(10)], 32, 32)
     folders = (
         datasets.ImageFolder(home / n, transforms.PILToTensor()) for n in ("train", "valid", "test")
     )
@@ -135,13 +132,11 @@ def test_folders_of_pictures_are_decoded_once_and_split_as_the_variant_says(fold
 
 
 def test_imagenet_is_shown_as_resize_and_centre_crop(folder):
-    pictures(
-        folder / "imagenet200", {"train": 1, "val": 1}, [f"n{i:03d}" for i in range(200)], (40, 50)
-    )
-    data, spec = load("imagenet200"), named.SETS["imagenet200"].variants["fedalign"]
-    image, _ = datasets.ImageFolder(folder / "imagenet200" / "val")[7]
+    home, show = folder / "imagenet200", named.SETS["imagenet200"].variants["fedalign"]
+    pictures(home, {"train": 1, "val": 1}, [f"n{i:03d}" for i in range(200)], 50, 40)
+    data, (image, _) = load("imagenet200"), datasets.ImageFolder(home / "val")[7]
     steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
-    true = transforms.Compose([*steps, transforms.Normalize(spec.mean, spec.std)])(image)
+    true = transforms.Compose([*steps, transforms.Normalize(show.mean, show.std)])(image)
     assert data.shape == (3, 224, 224)
     assert torch.equal(data.normalise(data.test_x[7:8])[0], true)
 
@@ -157,24 +152,16 @@ def test_files_of_ones_own(folder):
     assert numbers.regression and numbers.classes == 2
 
 
-NORMALISATIONS = {
-    "none": lambda x: x.float(),
-    "unit": lambda x: x / 255,
-    "0.5/0.25": lambda x: (x / 255 - 0.5) / 0.25,
-    "standard": lambda x: (
-        (x / 255 - (x / 255).mean((0, 2, 3), keepdim=True))
-        / (x / 255).std((0, 2, 3), keepdim=True, correction=0)
-    ),
-}
-
-
-@pytest.mark.parametrize("how", NORMALISATIONS)
-def test_own_data_are_normalised_only_as_said(how, folder):
-    name = write(folder / "x.npz", (8, 8, 3))
-    x = load(name).train_x
-    assert torch.equal(load(name).batch(torch.arange(20)), x / 255)
-    shown = load(DataSection(name=name, normalise=how)).batch(torch.arange(20))
-    assert torch.allclose(shown, NORMALISATIONS[how](x), atol=1e-5)
+def test_own_data_are_normalised_only_as_said(folder):
+    name, all_of = write(folder / "x.npz", (8, 8, 3)), torch.arange(20)
+    pixels = load(name).train_x / 255
+    assert torch.equal(load(name).batch(all_of), pixels)
+    x, axes = pixels.double(), {"dim": (0, 2, 3), "keepdim": True}
+    standard = x.mean(**axes), x.std(**axes, correction=0)
+    cases = {"none": (0, 1 / 255), "unit": (0, 1), "0.5/0.25": (0.5, 0.25), "standard": standard}
+    for how, (mean, std) in cases.items():
+        shown = load(DataSection(name=name, normalise=how)).batch(all_of).double()
+        assert torch.allclose(shown, (x - mean) / std, atol=1e-5)
 
 
 def own(**changes):
