@@ -103,10 +103,9 @@ def test_folders_of_pictures_are_decoded_once_and_split_as_the_variant_says(fold
         datasets.ImageFolder(home / n, transforms.PILToTensor()) for n in ("train", "valid", "test")
     )
     train, valid, test = (torch.stack([x for x, _ in pairs]) for pairs in folders)
-    data = load("cinic10")
+    data, enlarged, drawn = map(load, ("cinic10", "cinic10@enlarged", "cinic10@fedproj"))
     assert torch.equal(data.train_x, train) and torch.equal(data.test_x, test)
     assert data.train_y.tolist() == [i for i in range(10) for _ in range(3)]
-    enlarged, drawn = load("cinic10@enlarged"), load("cinic10@fedproj")
     assert torch.equal(enlarged.train_x, torch.cat([train, valid]))
     assert torch.equal(enlarged.test_x, test)
     assert (len(drawn.train_y), len(drawn.test_y)) == (90 * 10 // 27, 90 * 3 // 27)
@@ -206,14 +205,19 @@ NO_DATA = [
     ({"normalise": "unit"}, "does not fit its inputs"),
     ({"validation": 0.0001}, "0.0001 of 1500 training examples"),
     ("made_up:data", "allow-code|not allowed|consent|allow"),
+    ({"public": "iris"}, r"'iris' \(4,\)"),
+    ({"public": "digits"}, "use other data than the private ones"),
+    ({"public": "holdout:1500"}, "N from 1 to 1499"),
+    ({"public": "holdout:few"}, "N from 1 to 1499"),
 ]
 
 
 @pytest.mark.parametrize(("data", "words"), NO_DATA)
 def test_what_is_not_there_or_has_no_meaning_is_one_sentence(data, words, folder):
     data = data(folder) if callable(data) else data
+    section = DataSection(name=data) if isinstance(data, str) else DataSection(**data)
     with pytest.raises(FldiagError, match=words):
-        load(data if isinstance(data, str) else DataSection(**data))
+        load_public(section, load(section), seed=0)
 
 
 def test_a_factory_returns_a_data_set_or_four_arrays(folder, monkeypatch):
@@ -275,20 +279,6 @@ def test_public_data_are_drawn_from_another_set_or_leave_the_private_one(size, f
     section = section.model_copy(update={"public": write(folder / "other.npz", (8, 8))})
     from_other = load_public(section, private, seed=3)
     assert len(from_other) == 25 and from_other.max() <= 1
-
-
-@pytest.mark.parametrize(
-    ("public", "words"),
-    [
-        ("iris", r"'iris' \(4,\)"),
-        ("digits", "use other data than the private ones"),
-        ("holdout:1500", "N from 1 to 1499"),
-        ("holdout:few", "N from 1 to 1499"),
-    ],
-)
-def test_public_data_that_cannot_be(public, words):
-    with pytest.raises(FldiagError, match=words):
-        load_public(DataSection(name="digits", public=public), load("digits"), seed=0)
 
 
 # -- texts
