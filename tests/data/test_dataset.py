@@ -18,10 +18,8 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
 def dataset(x=PIXELS, y=LABELS, classes=4, **options):
     """A data set that is tested on its first four examples, if nothing else is said."""
-    test = {"test_x": x[:4], "test_y": y[:4]}
-    return Dataset(
-        **{"name": "mine", "train_x": x, "train_y": y, "classes": classes, **test, **options}
-    )
+    options = {"name": "mine", "test_x": x[:4], "test_y": y[:4], **options}
+    return Dataset(train_x=x, train_y=y, classes=classes, **options)
 
 
 def test_a_model_sees_what_torchvision_makes_of_pixels():
@@ -42,10 +40,10 @@ def test_tokens_stay_as_they_are():
 
 
 def test_a_fingerprint_names_what_a_model_can_learn_and_nothing_else():
-    names = [{}, {"name": "yours"}, {"augment": ("hflip",)}]
+    alike = [{}, {"name": "yours"}, {"augment": ("hflip",)}]
     changes = [{"x": PIXELS.flip(0)}, {"test_y": LABELS[1:5]}, {"classes": 5}, {"repeat": 2}]
     changes.append({"mean": MEAN, "std": STD})
-    marks = [dataset(**options).fingerprint() for options in [*names, *changes]]
+    marks = [dataset(**options).fingerprint() for options in alike + changes]
     assert len({*marks[:3]}) == 1 and len({*marks[2:]}) == 6
 
 

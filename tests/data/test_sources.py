@@ -113,7 +113,7 @@ def test_folders_of_pictures_are_decoded_once_and_split_as_the_variant_says(fold
     assert not rows(drawn.train_x) & rows(drawn.test_x)
 
     def times():
-        return {file: file.stat().st_mtime_ns for file in (home / ".fldiag").iterdir()}
+        return [file.stat().st_mtime_ns for file in sorted((home / ".fldiag").iterdir())]
 
     before = times()
     data.train_x.zero_()  # nothing reaches the file
@@ -246,7 +246,6 @@ def test_validation_takes_its_share_of_the_training_examples_and_no_test_example
     whole, data = load("digits"), load(DataSection(name="digits", validation=0.1))
     assert (len(data.train_y), len(data.test_y)) == (1350, 150)
     assert rows(data.train_x) | rows(data.test_x) == rows(whole.train_x)
-    assert not rows(data.test_x) & rows(whole.test_x) - rows(whole.train_x)
     share = data.test_y.bincount() - whole.train_y.bincount() * 0.1
     assert share.abs().max() <= 1 and data.fingerprint() != whole.fingerprint()
 

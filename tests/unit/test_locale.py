@@ -102,8 +102,8 @@ def test_every_text_file_is_opened_in_an_encoding_that_is_named():
 
 def ascii_only(*words, cwd, **variables):
     """A verb where the locale, the terminal and the names of files know ASCII only."""
-    gone = ("PYTHONIOENCODING", "LANG", "LANGUAGE")
-    environment = {name: value for name, value in os.environ.items() if name not in gone}
+    others = {"PYTHONIOENCODING", "LANG", "LANGUAGE"}
+    environment = {name: os.environ[name] for name in os.environ.keys() - others}
     environment |= {"PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", **variables}
     command = [sys.executable, "-m", "fldiag.cli", *words]
     return subprocess.run(command, cwd=cwd, capture_output=True, env=environment)
