@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits, load_iris
 from torchvision import transforms
 
 from fldiag.data import Dataset, load, take
@@ -15,9 +16,10 @@ LABELS = torch.arange(12) % 4
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
 
-def dataset(**options):
-    settings = {"train_x": PIXELS, "train_y": LABELS, "test_x": PIXELS[:4], "test_y": LABELS[:4]}
-    return Dataset(**{"name": "mine", **settings, "classes": 4, **options})
+def dataset(x=PIXELS, y=LABELS, classes=4, **options):
+    """A data set that is tested on its first four examples, if nothing else is said."""
+    options = {"name": "mine", "test_x": x[:4], "test_y": y[:4], **options}
+    return Dataset(train_x=x, train_y=y, classes=classes, **options)
 
 
 def test_a_model_sees_what_torchvision_makes_of_pixels():
@@ -25,57 +27,49 @@ def test_a_model_sees_what_torchvision_makes_of_pixels():
     steps = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
     true = [steps(PIXELS[i].permute(1, 2, 0).numpy()) for i in (3, 3, 0)]
     assert torch.equal(shown, torch.stack(true))
-    gray = dataset(train_x=PIXELS[:, :1], test_x=PIXELS[:4, :1], repeat=3)
+    gray = dataset(PIXELS[:, :1], repeat=3)
     assert torch.equal(gray.batch(torch.arange(12)), PIXELS[:, :1].repeat(1, 3, 1, 1) / 255)
     assert gray.shape == (3, 6, 8)
 
 
 def test_tokens_stay_as_they_are():
-    ids = torch.arange(24).reshape(12, 2)
-    data = dataset(train_x=ids, test_x=ids[:4])
-    assert data.batch(torch.tensor([5])).tolist() == [[10, 11]] and data.tokens
-    assert ready(data.batch(torch.tensor([5])), "cpu", torch.float64).dtype == torch.int64
+    data, index = dataset(torch.arange(24).reshape(12, 2)), torch.tensor([5])
+    assert data.batch(index).tolist() == [[10, 11]] and data.tokens
+    assert ready(data.batch(index), "cpu", torch.float64).dtype == torch.int64
     assert take(data, "test").batch(1, 3)[0].tolist() == [[2, 3], [4, 5]]
 
 
 def test_a_fingerprint_names_what_a_model_can_learn_and_nothing_else():
-    plain = dataset()
-    other = [dataset(name="yours"), dataset(augment=("hflip",))]
-    assert {data.fingerprint() for data in other} == {plain.fingerprint()}
-    changed = [{"train_x": PIXELS.flip(0)}, {"test_y": LABELS[1:5]}, {"classes": 5}, {"repeat": 2}]
-    changed.append({"mean": MEAN, "std": STD})
-    marks = {dataset(**options).fingerprint() for options in changed} | {plain.fingerprint()}
-    assert len(marks) == len(changed) + 1
+    alike = [{}, {"name": "yours"}, {"augment": ("hflip",)}]
+    changes = [{"x": PIXELS.flip(0)}, {"test_y": LABELS[1:5]}, {"classes": 5}, {"repeat": 2}]
+    changes.append({"mean": MEAN, "std": STD})
+    marks = [dataset(**options).fingerprint() for options in alike + changes]
+    assert len({*marks[:3]}) == 1 and len({*marks[2:]}) == 6
 
 
-NAN = torch.full((12, 3), torch.nan)
+NAN = torch.full((12, 4), torch.nan)
 FAULTS = {
-    "inputs and 11 targets": {"train_y": LABELS[:11]},
-    "each example needs both": {"train_x": PIXELS[:0], "train_y": LABELS[:0]},
+    "inputs and 11 targets": {"y": LABELS[:11]},
+    "each example needs both": {"x": PIXELS[:0], "y": LABELS[:0]},
     "labels go from 0 to 3": {"classes": 3},
-    "labels go from -1": {"train_y": LABELS - 1},
-    "targets are int32": {"train_y": LABELS.int(), "test_y": LABELS[:4].int()},
-    "targets are float32": {"train_y": LABELS.float(), "test_y": LABELS[:4].float()},
-    "training examples hold a value that is not finite": {
-        "train_y": torch.full((12, 4), torch.nan),
-        "test_y": torch.zeros(4, 4),
-    },
-    "inputs are uint8": {"train_x": PIXELS[:, 0, 0], "test_x": PIXELS[:4, 0, 0]},
-    "examples hold a value that is not finite": {"train_x": NAN, "test_x": NAN[:4]},
+    "labels go from -1": {"y": LABELS - 1},
+    "targets are int32": {"y": LABELS.int()},
+    "targets are float32": {"y": LABELS.float()},
+    "training examples hold a value that is not finite": {"y": NAN, "test_y": torch.ones(4, 4)},
+    "inputs are uint8": {"x": PIXELS[:, 0, 0]},
+    "examples hold a value that is not finite": {"x": NAN},
     "have different forms": {"test_x": PIXELS[:4, :1]},
+    "training and test examples": {"test_y": torch.ones(4, 4)},
     "means and deviations": {"mean": (0.5,), "std": (0.5,)},
     "above 0": {"mean": MEAN, "std": (0.2, 0.3, 0.0)},
-    "augment and repeat": {"train_x": NAN * 0 + 1, "augment": ("hflip",)} | {"test_x": NAN[:0]},
+    "augment and repeat": {"x": torch.ones(12, 3), "augment": ("hflip",)},
 }
 
 
 @pytest.mark.parametrize("words", FAULTS)
 def test_what_does_not_fit_is_one_sentence(words):
-    options = dict(FAULTS[words])
-    if words == "augment and repeat":
-        options |= {"train_x": torch.ones(12, 3), "test_x": torch.ones(4, 3)}
     with pytest.raises(FldiagError, match=words):
-        dataset(**options)
+        dataset(**FAULTS[words])
 
 
 def test_moments_are_numpys_and_a_constant_channel_has_deviation_1():
@@ -101,73 +95,64 @@ PARTS = [np.array([0, 4, 8]), np.array([1, 2, 3, 5]), np.array([], dtype=np.int6
 
 
 def test_slices_hold_the_examples_that_they_name():
-    data = dataset()
-    for spec, x, y in (
-        ("train", PIXELS, LABELS),
-        ("test", PIXELS[:4], LABELS[:4]),
-        ("client:1", PIXELS[[1, 2, 3, 5]], LABELS[[1, 2, 3, 5]]),
-        ("client:0/train", PIXELS[[0, 4, 8]], LABELS[[0, 4, 8]]),
-        ("client:0/own", PIXELS[:1], LABELS[:1]),  # its examples are all of class 0
-        ("client:0/test", PIXELS[:1], LABELS[:1]),
-    ):
-        part = take(data, spec, PARTS)
-        assert torch.equal(part.x_raw, x) and torch.equal(part.y, y) and part.n == len(y)
-        assert torch.equal(part.batch(0, part.n)[0], x / 255)
+    data, augmented = dataset(), dataset(augment=("hflip@1",))
+    for spec, index in {
+        "train": range(12),
+        "test": range(4),
+        "client:1": [1, 2, 3, 5],
+        "client:0/train": [0, 4, 8],
+        "client:0/own": [0],  # its examples are all of class 0
+        "client:0/test": [0],
+    }.items():
+        part, x = take(data, spec, PARTS), PIXELS[list(index)]
+        assert torch.equal(part.x_raw, x) and torch.equal(part.y, LABELS[list(index)])
+        assert part.n == len(index) and torch.equal(part.batch(0, part.n)[0], x / 255)
+        assert torch.equal(take(augmented, spec, PARTS).batch(0, part.n)[0], x / 255)
     assert take(data, "client:1/test", PARTS, tests=[[], [3]]).y.tolist() == [3]
     assert take(data, "train").x_raw.data_ptr() == PIXELS.data_ptr()  # not copied
-    augmented = dataset(augment=("hflip@1",))
-    assert torch.equal(take(augmented, "train").batch(0, 12)[0], PIXELS / 255)
     assert not torch.equal(augmented.batch(torch.arange(12), torch_rng(0, "x")), PIXELS / 255)
 
 
 def test_a_personal_test_has_the_clients_own_mixture():
-    train = torch.tensor([0] * 57 + [1] * 43)
-    pool = torch.arange(4000) % 4
+    train, pool = torch.tensor([0] * 57 + [1] * 43), torch.arange(4000) % 4
     data = Dataset("x", torch.ones(100, 1), train, torch.ones(4000, 1), pool, 4)
-    part = take(data, "client:0/test", [np.arange(100)])
-    assert torch.bincount(part.y).tolist() == [570, 430]
-    again = take(data, "client:0/test", [np.arange(100)])
-    other = take(data, "client:1/test", [np.arange(100)] * 2)
-    assert torch.equal(part.y, again.y) and not torch.equal(part.y, other.y)
+    parts = [np.arange(100)] * 2
+    first, again, other = (take(data, f"client:{k}/test", parts).y for k in (0, 0, 1))
+    assert torch.bincount(first).tolist() == [570, 430]
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+NUMBERS = {"y": torch.ones(12, 4), "test_x": PIXELS[:0], "test_y": torch.ones(0, 4)}
+
+
+def test_without_test_examples_a_model_is_judged_by_training_examples():
+    data = dataset(**NUMBERS)
+    assert data.regression and not data.tested and data.evaluation[0] == "train"
 
 
 @pytest.mark.parametrize(
-    ("spec", "options", "words"),
+    ("options", "spec", "parts", "words"),
     [
-        ("trian", {}, "unknown slice"),
-        ("client:x", {}, "unknown slice"),
-        ("client:0", {}, "needs a partition .* has 0 clients"),
-        ("client:3", {"partition": PARTS}, "has 3 clients"),
-        ("client:2", {"partition": PARTS}, "is empty"),
+        ({}, "trian", None, "unknown slice"),
+        ({}, "client:x", None, "unknown slice"),
+        ({}, "client:0", None, "needs a partition .* has 0 clients"),
+        ({}, "client:3", PARTS, "has 3 clients"),
+        ({}, "client:2", PARTS, "is empty"),
+        (NUMBERS, "client:0/own", PARTS, "no classes"),
+        (NUMBERS, "test", None, "slice test .* is empty"),
     ],
 )
-def test_slices_that_do_not_exist(spec, options, words):
+def test_slices_that_do_not_exist(options, spec, parts, words):
     with pytest.raises(FldiagError, match=words):
-        take(dataset(), spec, **options)
-
-
-def test_targets_that_are_numbers_have_no_mixture_and_an_empty_test_split_is_said():
-    y = torch.rand(12, 2)
-    data = dataset(train_y=y, test_x=PIXELS[:0], test_y=y[:0], classes=2)
-    assert data.regression and not data.tested and data.evaluation[0] == "train"
-    with pytest.raises(FldiagError, match="no classes"):
-        take(data, "client:0/own", PARTS)
-    with pytest.raises(FldiagError, match=r"slice test .* is empty"):
-        take(data, "test")
+        take(dataset(**options), spec, parts)
 
 
 def test_the_embedded_sets_are_scikit_learns():
-    from sklearn import datasets
-
-    for name, source, sizes in (
-        ("digits", datasets.load_digits(), (1500, 297)),
-        ("iris", datasets.load_iris(), (120, 30)),
-    ):
-        data = load(name)
-        assert (len(data.train_y), len(data.test_y)) == sizes
+    digits, iris = load("digits"), load("iris")
+    for data, source, size in ((digits, load_digits(), 1500), (iris, load_iris(), 120)):
         labels = torch.cat([data.train_y, data.test_y]).bincount()
-        assert labels.tolist() == np.bincount(source.target).tolist()
-    both = torch.cat([load("digits").train_x, load("digits").test_x]).flatten(1).mul(16).numpy()
-    assert sorted(map(tuple, both)) == sorted(map(tuple, datasets.load_digits().data))
-    x = load("iris").train_x.double()
+        assert labels.tolist() == np.bincount(source.target).tolist() and len(data.train_y) == size
+    both = torch.cat([digits.train_x, digits.test_x]).flatten(1).mul(16).numpy()
+    assert sorted(map(tuple, both)) == sorted(map(tuple, load_digits().data))
+    x = iris.train_x.double()
     assert x.mean(0).abs().max() < 1e-6 and (x.std(0, correction=0) - 1).abs().max() < 1e-6

@@ -16,96 +16,75 @@ from fldiag.training import train
 ROOT = Path(__file__).parents[2]
 #: Whose ``open`` opens no text.
 OTHERS = {"os", "Image", "Run", "browser", "webbrowser", "zipfile", "tarfile"}
-#: Functions that open a text -> which of their positional arguments is the mode, and which the encoding.
+#: Functions, and methods of paths, that open, read or write a text -> which arguments are the mode and the encoding.
 OPENERS = {
     "open": (1, 3),
     "fdopen": (1, 3),
     "TextIOWrapper": (None, 1),
     "NamedTemporaryFile": (0, None),
     "TemporaryFile": (0, None),
+    ".open": (0, 2),
+    ".read_text": (None, 0),
+    ".write_text": (None, 1),
 }
-#: Methods of paths likewise. They read or write text by their very name, but for ``open``.
-METHODS = {"open": (0, 2), "read_text": (None, 0), "write_text": (None, 1)}
+
+
+def constant(node):
+    return node.value if isinstance(node, ast.Constant) else ""
 
 
 def unspoken(tree):
     """The lines of calls that read or write a text, and leave it to the locale in what encoding."""
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call):
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        owner, _, name = ast.unparse(call.func).rpartition(".")
+        options = {k.arg: constant(k.value) for k in call.keywords}
+        if "encoding" in options or (name == "open" and owner in OTHERS):
             continue
-        keywords = {k.arg: k.value for k in call.keywords}
-        if "encoding" in keywords:
-            continue
-        if any(
-            getattr(keywords.get(name), "value", False) for name in ("text", "universal_newlines")
-        ):
-            yield call.lineno
-        method = isinstance(call.func, ast.Attribute)
-        name = call.func.attr if method else getattr(call.func, "id", "")
-        owner = getattr(call.func.value, "id", "") if method else ""
-        if name == "open" and owner in OTHERS:
-            continue
-        functions = (
-            METHODS if method and owner not in ("io", "os", "tempfile", "codecs") else OPENERS
+        is_method = owner not in ("", "io", "os", "tempfile", "codecs")
+        mode, encoding = OPENERS.get("." * is_method + name, (None, 0))
+        values = dict(enumerate(map(constant, call.args)))
+        how = options.get("mode") or values.get(mode, "b" * name.endswith("TemporaryFile"))
+        is_opener = (
+            "." * is_method + name in OPENERS and encoding not in values and "b" not in str(how)
         )
-        if name not in functions:
-            continue
-        mode, encoding = functions[name]
-        if encoding is not None and len(call.args) > encoding:
-            continue
-        how = keywords.get("mode") or (
-            call.args[mode] if mode is not None and len(call.args) > mode else None
-        )
-        binary = (
-            "b" in str(how.value)
-            if isinstance(how, ast.Constant)
-            else name.endswith("TemporaryFile")
-        )
-        if not binary:
+        if is_opener or options.get("text") or options.get("universal_newlines"):
             yield call.lineno
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "open(p)",
-        "open(p, 'w')",
-        "open(p, mode='a')",
-        "io.open(p)",
-        "p.open()",
-        "p.open('w')",
-        "p.read_text()",
-        "(p / 'x').write_text(text)",
-        "os.fdopen(h, 'w')",
-        "run(words, text=True)",
-        "subprocess.Popen(words, universal_newlines=True)",
-        "io.TextIOWrapper(stream)",
-        "tempfile.NamedTemporaryFile('w')",
-        "p.read_text(errors='replace')",
-    ],
+UNSPOKEN = (
+    "open(p)",
+    "open(p, 'w')",
+    "open(p, mode='a')",
+    "io.open(p)",
+    "p.open()",
+    "p.open('w')",
+    "p.read_text()",
+    "(p / 'x').write_text(text)",
+    "os.fdopen(h, 'w')",
+    "run(words, text=True)",
+    "subprocess.Popen(words, universal_newlines=True)",
+    "io.TextIOWrapper(stream)",
+    "tempfile.NamedTemporaryFile('w')",
+    "p.read_text(errors='replace')",
 )
+SPOKEN = (
+    "open(p, 'rb')",
+    "open(p, 'w', encoding='utf-8')",
+    "p.open('rb')",
+    "p.read_text('utf-8')",
+    "p.write_text(text, 'utf-8')",
+    "os.open(p, os.O_RDONLY)",
+    "Run.open(p)",
+    "run(words, text=False)",
+    "files.write_text(p, text)",
+    "tempfile.TemporaryFile()",
+    "open(p, mode='xb')",
+)
+
+
+@pytest.mark.parametrize("text", UNSPOKEN + SPOKEN)
 def test_what_the_next_test_looks_for(text):
-    assert list(unspoken(ast.parse(text))) == [1]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "open(p, 'rb')",
-        "open(p, 'w', encoding='utf-8')",
-        "p.open('rb')",
-        "p.read_text('utf-8')",
-        "p.write_text(text, 'utf-8')",
-        "os.open(p, os.O_RDONLY)",
-        "Run.open(p)",
-        "run(words, text=False)",
-        "files.write_text(p, text)",
-        "tempfile.TemporaryFile()",
-        "open(p, mode='xb')",
-    ],
-)
-def test_what_it_does_not_mind(text):
-    assert not list(unspoken(ast.parse(text)))
+    assert list(unspoken(ast.parse(text))) == [1] * (text in UNSPOKEN)
 
 
 def test_every_text_file_is_opened_in_an_encoding_that_is_named():
@@ -123,35 +102,28 @@ def test_every_text_file_is_opened_in_an_encoding_that_is_named():
 
 def ascii_only(*words, cwd, **variables):
     """A verb where the locale, the terminal and the names of files know ASCII only."""
-    environment = {
-        k: v for k, v in os.environ.items() if k not in ("PYTHONIOENCODING", "LANG", "LANGUAGE")
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "fldiag.cli", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        env={**environment, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", **variables},
-    )
+    others = {"PYTHONIOENCODING", "LANG", "LANGUAGE"}
+    environment = {name: os.environ[name] for name in os.environ.keys() - others}
+    environment |= {"PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", **variables}
+    command = [sys.executable, "-m", "fldiag.cli", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, env=environment)
+
+
+def check(words, cwd, mark, **variables):
+    result = ascii_only(*words.split(), cwd=cwd, **variables)
+    assert result.returncode == 0 and mark not in result.stderr, result.stderr
+    assert result.stdout.decode("ascii")
+
+
+SLOW = ("--version", "list", "explain fedsol", "spectrum --help")
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "--help",
-        *(
-            pytest.param(w, marks=pytest.mark.slow)
-            for w in ("--version", "list", "explain fedsol", "spectrum --help")
-        ),
-    ],
+    "words", ["--help", *(pytest.param(words, marks=pytest.mark.slow) for words in SLOW)]
 )
 def test_verbs_on_a_terminal_that_knows_ascii_only(words, tmp_path):
-    for variables in ({}, {"PYTHONIOENCODING": "ascii"}):
-        result = ascii_only(*words.split(), cwd=tmp_path, **variables)
-        assert (
-            result.returncode == 0
-            and result.stdout.decode("ascii")
-            and b"Error" not in result.stderr
-        ), result.stderr
+    check(words, tmp_path, b"Error")
+    check(words, tmp_path, b"Error", PYTHONIOENCODING="ascii")
 
 
 @pytest.mark.slow
@@ -165,62 +137,41 @@ def test_verbs_on_a_terminal_that_knows_ascii_only(words, tmp_path):
     ],
 )
 def test_verbs_that_compute_on_a_terminal_that_knows_ascii_only(words, tmp_path):
-    (tmp_path / "fedavg-digits.pt").symlink_to(
-        ROOT / "checkpoints" / "example" / "fedavg-digits.pt"
-    )
+    example = ROOT / "checkpoints" / "example" / "fedavg-digits.pt"
+    (tmp_path / example.name).symlink_to(example)
     text = '# κλεινός\nrounds = 1\n[model]\nname = "mlp"\n[train]\nepochs = 1\n'
     (tmp_path / "small.toml").write_text(text, encoding="utf-8")
-    result = ascii_only(*words.split(), cwd=tmp_path)
-    assert (
-        result.returncode == 0
-        and result.stdout.decode("ascii")
-        and b"unexpected" not in result.stderr
-    ), result.stderr
+    check(words, tmp_path, b"unexpected")
 
 
 # -- names of files
 
 
-@pytest.fixture(scope="module")
-def umlaut(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("names")
-    return train.train(
-        config(rounds=2, checkpoint={"clients": "sampled"}), out=folder / "läufe" / "ß λ"
-    )
-
-
 @pytest.mark.slow
-def test_a_run_in_a_folder_of_any_letters(umlaut, tmp_path, monkeypatch):
+def test_a_run_in_a_folder_of_any_letters(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert (
-        set(umlaut.metrics["run"]) == {"ß λ"} and fldiag.load(umlaut.path).checkpoint().round == 2
-    )
-    one = umlaut.path / "rounds" / "0002.safetensors"
+    plan = {"checkpoint": {"clients": "sampled"}}
+    run = train.train(config(rounds=2, **plan), out=tmp_path / "läufe" / "ß λ")
+    assert set(run.metrics["run"]) == {"ß λ"} and fldiag.load(run.path).checkpoint().round == 2
+    one = run.path / "rounds" / "0002.safetensors"
     for words in (
-        ["spectrum", umlaut.path, "--k", "1"],
+        ["spectrum", run.path, "--k", "1"],
         ["spectrum", one, "--k", "1", "--out", "größe"],
-        ["drift", umlaut.path],
-        ["report", umlaut.path, "--out", "seite é"],
-        ["runs", umlaut.path.parent],
+        ["drift", run.path],
+        ["report", run.path, "--out", "seite é"],
+        ["runs", run.path.parent],
     ):
         result = invoke(*words)
         assert result.exit_code == 0, (words, result.output)
-    resumed = train.train(
-        config(rounds=3, checkpoint={"clients": "sampled"}), out=umlaut.path, resume=True
-    )
-    assert resumed.done == 3
+    assert train.train(config(rounds=3, **plan), out=run.path, resume=True).done == 3
 
 
 @pytest.mark.slow
 def test_where_names_of_files_are_ascii_the_remedy_works(tmp_path):
-    words = ["runs", "läufe"]
     (tmp_path / "läufe").mkdir()
     train.train(config(rounds=1), out=tmp_path / "läufe" / "ß")
-    for verb in (
-        ["drift", "läufe/ß"],
-        ["train", "digits", "--out", "läufe/ü"],
-    ):
-        result = ascii_only(*verb, cwd=tmp_path)
+    for words in (["drift", "läufe/ß"], ["train", "digits", "--out", "läufe/ü"]):
+        result = ascii_only(*words, cwd=tmp_path)
         assert result.returncode == 2 and b"cannot read this name" in result.stderr, result.stderr
         assert b"set PYTHONUTF8=1" in result.stderr and b"unexpected" not in result.stderr
-    assert "ß" in ascii_only(*words, cwd=tmp_path, PYTHONUTF8="1").stdout.decode("utf-8")
+    assert "ß" in ascii_only("runs", "läufe", cwd=tmp_path, PYTHONUTF8="1").stdout.decode("utf-8")
