@@ -24,6 +24,7 @@ from fldiag.registry import diagnostic
 from fldiag.results.select import only
 from fldiag.results.summary import Item, Note, Small
 from fldiag.results.table import Row, table
+from fldiag.sections import Seed
 from fldiag.seeding import torch_rng
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def sharpness(
     draws: Annotated[
         int, Field(ge=1, description="Random perturbations of each average case.")
     ] = 20,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Measure how far the loss rises around the weights: worst and average case, each weight in its own scale, and plain.
 
