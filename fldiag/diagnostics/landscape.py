@@ -28,6 +28,7 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, SmallTable, at_centre, format_number
 from fldiag.results.table import Row, number, only, table
+from fldiag.sections import Seed, Tol
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,15 +61,8 @@ def loss_at(shared: tuple[Problem, Tensor], place: tuple[float, float]) -> Row:
     problem, axes = shared
     offset = torch.tensor(place, dtype=torch.float64).to(problem.device) @ axes
     value, stderr = problem.loss(problem.w.double() + offset)
-    x, y = place
-    return {
-        "metric": "loss",
-        "estimator": "exact",
-        "value": value,
-        "stderr": stderr,
-        "x": x,
-        "y": y,
-    }
+    row: Row = {"metric": "loss", "estimator": "exact", "value": value, "stderr": stderr}
+    return row | dict(zip("xy", place, strict=True))
 
 
 def is_wide(losses: np.ndarray) -> bool:
@@ -379,14 +373,12 @@ def landscape(
         ),
     ] = None,
     k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
-    tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
-    ] = 1e-3,
+    tol: Tol = 1e-3,
     max_products: Annotated[
         int,
         Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
     ] = 100,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Draw the loss surface around checkpoints, with λ1 and λ1/λk: picture, interactive page and table.
 

@@ -27,6 +27,7 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, SmallTable, format_number
 from fldiag.results.table import Row, number, only, table
+from fldiag.sections import Seed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,7 +183,7 @@ def paths(
         int,
         Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
     ] = 100,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Measure the loss along straight paths: eigen or random directions, between models, or to a round's clients.
 

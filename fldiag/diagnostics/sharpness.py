@@ -23,6 +23,7 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, SmallTable
 from fldiag.results.table import Row, only, table
+from fldiag.sections import Seed
 from fldiag.seeding import torch_rng
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def sharpness(
     draws: Annotated[
         int, Field(ge=1, description="Random perturbations of each average case.")
     ] = 20,
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Measure how far the loss rises around the weights: worst and average case, each weight in its own scale, and plain.
 

@@ -30,7 +30,7 @@ from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.summary import Item, Note, SmallTable
 from fldiag.results.table import Row, Vectors, only, table
-from fldiag.sections import Matrix, Which
+from fldiag.sections import Matrix, Seed, Tol, Which
 from fldiag.seeding import seed_for, torch_rng
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ def eigenvalue_rows(
     ]
     if which == "smallest" or len(rows) < 2:
         return rows
-    last = min(RATIO_INDEX, len(rows))
-    top, low = rows[0], rows[last - 1]
-    row: Row = {**common, "metric": "eigenvalue_ratio", "index": last, "value": None}
+    top, low = rows[0], rows[:RATIO_INDEX][-1]
+    row: Row = {**low, "metric": "eigenvalue_ratio", "value": None, "residual": None}
     row["converged"] = top["converged"] and low["converged"]
     size = abs(low["value"])
     if size > max(low["residual"], problem.noise * float(np.abs(pairs.values).max())):
@@ -93,17 +92,15 @@ def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
     layers = {layer or "(model)": names for layer, names in problem.layout.layers.items()}
     for layer, names in [(None, problem.layout.names), *layers.items()]:
         part = result.part(names)
-        pairs = torch.stack([part.vector(), part.vector_stderr()], 1).tolist()
-        numbers = {
-            "trace": part.trace(),
-            "diagonal_norm": part.norm(),
-            "diagonal_max": max(pairs),
-            "diagonal_min": min(pairs),
-        }
+        values, errors = part.vector(), part.vector_stderr()
+        numbers = {"trace": part.trace(), "diagonal_norm": part.norm()}
+        for metric, i in (("diagonal_max", values.argmax()), ("diagonal_min", values.argmin())):
+            numbers[metric] = float(values[i]), float(errors[i])
+        is_exact = part.is_exact()
         common: Row = {"layer": layer, "estimator": part.estimator()}
-        common["converged"] = part.is_exact() or result.converged
+        common["converged"] = is_exact or result.converged
         for metric, (value, stderr) in numbers.items():
-            error = None if part.is_exact() else stderr
+            error = None if is_exact else stderr
             rows.append({**common, "metric": metric, "value": value, "stderr": error})
     return rows
 
@@ -281,9 +278,7 @@ def spectrum(
         bool,
         Field(description="Also save the eigenvectors, by parameter, as a safetensors file."),
     ] = False,
-    tol: Annotated[
-        float, Field(gt=0, lt=1, description="Allowed relative error of each eigenvalue.")
-    ] = 1e-3,
+    tol: Tol = 1e-3,
     max_products: Annotated[
         int | None,
         Field(
@@ -295,7 +290,7 @@ def spectrum(
         Literal["lanczos", "pyhessian"],
         Field(description="Engine: lanczos, or pyhessian (that package's own estimates)."),
     ] = "lanczos",
-    seed: Annotated[int, Field(description="Random seed.")] = 0,
+    seed: Seed = 0,
 ) -> pd.DataFrame:
     """Compute the top-k Hessian eigenvalues with residuals and convergence; optionally trace, diagonal and density.
 

@@ -321,26 +321,23 @@ def diagonal(
     if rest := [n for n in names if n not in values]:
         operator, known = problem.hessian(names=rest), [*values.values()]
         if operator.size <= max_products:  # a product an entry
-            unit = torch.eye(operator.size, dtype=torch.float64).to(problem.device)
-            mean = torch.stack([operator(row)[i] for i, row in enumerate(unit)])
+            products, mean = operator.size, problem.dense(names=rest).diagonal()
             error = torch.zeros_like(mean)
         else:
             steps = min(STEPS, max_products // 2, problem.rows_in_memory(operator.size))
-            for mean, error, traces in estimates(
-                operator, steps, seed, problem.noise, problem.device
-            ):
+            about = operator, steps, seed, problem.noise, problem.device
+            for mean, error, traces in estimates(*about):
                 sums = sum(float(v.sum()) for v in known) + traces.sum(1)
                 spread, size = stderr_of(sums), abs(float(sums.mean()))
                 if entries and len(sums) > 1:
                     spread, size = float(error.norm()), float(torch.cat([*known, mean]).norm())
-                is_close = spread <= rtol * size
+                is_close, products = spread <= rtol * size, operator.products
                 if progress:
-                    progress(operator.products, max_products, "trace by probes")
-                if (is_close and len(sums) >= LEAST) or operator.products >= max_products:
+                    progress(products, max_products, "trace by probes")
+                if (is_close and len(sums) >= LEAST) or products >= max_products:
                     break
             samples = dict(zip(rest, traces.T, strict=True))
-        products = operator.products
         for of, vector in ((values, mean), (errors, error)):
             of |= zip(rest, vector.split(operator.sizes), strict=True)
-    about = is_close, products, problem.noise, problem.by_differences
-    return Diagonal(values, errors, samples, *about).part(names)
+    end = is_close, products, problem.noise, problem.by_differences
+    return Diagonal(values, errors, samples, *end).part(names)

@@ -203,29 +203,25 @@ class Problem:
         Global random states are put back, numbers are in the problem's precision, attention has a second derivative, encoder
         layers are the same function without gradients, and an error is a FldiagError.
         """
-        devices = [self.device] if self.device.type == "cuda" else []
-        states, fast = (np.random.get_state(), random.getstate()), torch.backends.mha
-        was_fast = fast.get_fastpath_enabled()
-        fast.set_fastpath_enabled(False)
-        try:
-            with (
-                torch.random.fork_rng(devices),
-                torch.autocast(self.device.type, enabled=False),
-                sdpa_kernel(SDPBackend.MATH),
-            ):
+        kind, fast = self.device.type, torch.backends.mha
+        with contextlib.ExitStack() as stack:
+            stack.callback(np.random.set_state, np.random.get_state())
+            stack.callback(random.setstate, random.getstate())
+            stack.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
+            fast.set_fastpath_enabled(False)
+            stack.enter_context(torch.random.fork_rng([self.device] if kind == "cuda" else []))
+            stack.enter_context(torch.autocast(kind, enabled=False))
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            try:
                 yield
-        except FldiagError:
-            raise
-        except Exception as error:  # the user's model, loss or data may raise anything
-            text = (
-                f"model, loss or data failed: {type(error).__name__}: {error}{error_place(error)}"
-            )
-            remedy = "check that they take each other's shapes and types, with labels in range"
-            raise FldiagError(text, remedy) from error
-        finally:
-            fast.set_fastpath_enabled(was_fast)
-            np.random.set_state(states[0])
-            random.setstate(states[1])
+            except FldiagError:
+                raise
+            except Exception as error:  # the user's model, loss or data may raise anything
+                kind = f"{type(error).__name__}: {error}{error_place(error)}"
+                raise FldiagError(
+                    f"model, loss or data failed: {kind}",
+                    "check that they take each other's shapes and types, with labels in range",
+                ) from error
 
     def read(self, start: int, stop: int) -> Batch:
         """Examples start..stop-1, fresh from the slice, on the device."""
@@ -471,9 +467,12 @@ class Problem:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
         return self.hessian(w)(v)
 
-    def dense(self, *, matrix: Matrix = "hessian") -> Tensor:
-        """The Hessian or Gauss-Newton matrix at ``.w``, dense [P, P] in float64, symmetric; it takes P products."""
-        operator = self.hessian(matrix=matrix)
+    def dense(self, *, matrix: Matrix = "hessian", names: Sequence[str] | None = None) -> Tensor:
+        """The Hessian or Gauss-Newton matrix at ``.w``, dense [P, P] in float64, symmetric; it takes P products.
+
+        ``names``: only the block of these tensors.
+        """
+        operator = self.hessian(matrix=matrix, names=names)
         rows = torch.stack([operator(row) for row in torch.eye(operator.size).to(self.w)])
         return (rows + rows.T) / 2
 
