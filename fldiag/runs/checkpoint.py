@@ -92,12 +92,12 @@ class Checkpoint:
     @property
     def config(self) -> dict[str, Any]:
         """The run's config, as the manifest has it."""
-        return dict(self.manifest.get("config", {}))
+        return self.manifest.get("config", {})  # type: ignore[no-any-return]
 
     @property
     def client_ids(self) -> list[int]:
         """The clients whose trained weights it holds, in the order of the rows of ``clients``."""
-        return list(self.manifest.get("clients", []))
+        return self.manifest.get("clients", [])  # type: ignore[no-any-return]
 
     @property
     def label(self) -> str:
@@ -146,12 +146,13 @@ def trust_files() -> None:
     os.environ[TRUST] = "1"
 
 
-def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
+def read_checkpoint(path: str | Path, key: str | None = None, **more: Any) -> Checkpoint:
     """A checkpoint of fldiag, a state_dict in whatever container, or a folder that transformers wrote.
 
     Args:
         path: The file or folder.
         key: Which of several sets of weights in a foreign file, such as ``model_ema``.
+        more: Fields of the checkpoint that its file does not say.
 
     Raises:
         FldiagError: It cannot be read, holds objects, no weights, or several sets of weights.
@@ -159,12 +160,12 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     path = weights_file(Path(path))
     content = read_tensors(path)
     if key is not None or "manifest" not in content:
-        return Checkpoint(path, _weights(path, content, key), key=key or "")
+        return Checkpoint(path, _weights(path, content, key), key=key or "", **more)
     try:
         manifest = content["manifest"]
         manifest = json.loads(manifest) if isinstance(manifest, str) else dict(manifest)
-        tensors = {name: content[name] for name in GROUPS if name in content}
-        return Checkpoint(path, dict(content["model"]), manifest, **tensors)
+        more |= {name: content[name] for name in GROUPS if name in content}
+        return Checkpoint(path, dict(content["model"]), manifest, **more)
     except (ValueError, KeyError, TypeError) as error:
         raise FldiagError(f"{path}: its manifest is not valid ({first_line(error)})") from None
 

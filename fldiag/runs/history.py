@@ -162,25 +162,24 @@ class History:
         return self._current
 
     def _read(self, r: int) -> Stored:
-        rounds, c = self.run.rounds, self.run.checkpoint(r)
+        c, is_known = self.run.checkpoint(r), r - 1 in self.run.rounds
         aggregated, buffers = self._weights(c)
-        before, is_first = self.network.buffers, r == 1 and 0 not in rounds
-        is_lost = bool(buffers) and not is_first and r - 1 not in rounds
+        is_lost = bool(buffers) and r != 1 and not is_known
         if c.clients is None or c.received is None or is_lost:
             return Stored(r, aggregated, buffers=buffers)
-        if buffers and not is_first:
+        before = self.network.buffers
+        if buffers and is_known:
             before = self._weights(self.run.checkpoint(r - 1))[1]
-        finite = torch.isfinite(c.clients).all(1)
-        for k, is_finite in zip(c.client_ids, finite.tolist(), strict=True):
-            if not is_finite:
-                self.note(r, f"the trained weights of client {k} are not finite: left out", k)
-
+        finite = torch.isfinite(c.clients).all(1).nonzero().flatten()
+        ids = tuple(c.client_ids[j] for j in finite)
+        for k in sorted({*c.client_ids}.difference(ids)):
+            self.note(r, f"the trained weights of client {k} are not finite: left out", k)
         rows = {"clients": c.clients, "client_buffers": c.buffers, "start_buffers": c.start_buffers}
         rows |= {} if c.starts is None else {"starts": c.starts}
         return Stored(
             r,
             aggregated,
-            tuple(k for k, is_finite in zip(c.client_ids, finite, strict=True) if is_finite),
+            ids,
             received=c.received.to(self.device, self.dtype),
             buffers=buffers,
             received_buffers=before,

@@ -130,29 +130,29 @@ def load_data(
     if isinstance(source, str) and user_code.is_code(source):
         content = sources.call_loader(source)
         source = source if isinstance(content, Dataset) or is_split(content) else content
-    if isinstance(source, (str, Path)):
-        section = DataSection(name=str(source), root=root, normalise=normalise)
-        return data.load(section, download=download)
-    if normalise is not None:
+    is_named = isinstance(source, (str, Path))
+    if is_named:
+        spec = {"name": str(source), "normalise": normalise}
+    elif normalise is not None:
         raise FldiagError(
             f"normalise = {normalise!r} is for data that are given by name, and these are not",
             "leave it out, or give the data: --data npz:PATH",
             usage=True,
         )
-    if source is not None:
+    elif source is not None:
         return dataset_of(source) if is_split(source) else source
-    if "name" not in spec:
+    elif "name" not in spec:
         raise FldiagError(
             f"{c.path} does not say which data it belongs to",
             "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader",
             usage=True,
         )
+    elif file := c.beside("data.npz"):
+        spec = {**spec, "name": f"npz:{file}"}
     section = DataSection(**{**spec, "root": root or spec.get("root")})
-    if (file := c.beside("data.npz")) is not None:
-        section = section.model_copy(update={"name": f"npz:{file}"})
     dataset = data.load(section, download=download)
     fingerprint, trained = dataset.fingerprint(), c.manifest.get("provenance", {}).get("data")
-    if trained and fingerprint != trained:
+    if trained and not is_named and fingerprint != trained:
         raise FldiagError(
             f"the data set {section.name!r} found here is not the one {c.path} was trained on (fingerprint "
             f"{fingerprint}, not {trained})",
@@ -161,11 +161,9 @@ def load_data(
     return dataset
 
 
-def load_dataset(
-    c: Checkpoint, root: str | None = None, download: bool = False, normalise: Any = None
-) -> Dataset:
+def load_dataset(c: Checkpoint, *source: Any) -> Dataset:
     """The same, as a data set."""
-    content = load_data(c, root, download, normalise)
+    content = load_data(c, *source)
     return content if isinstance(content, Dataset) else dataset_of(content)
 
 
@@ -279,8 +277,7 @@ def check_merging(module: nn.Module) -> None:
     """Raises FldiagError for a module whose eval() rewrites its weights."""
     probe = copy_module(module).train()
     before = copy.deepcopy(probe.state_dict())
-    after = probe.eval().state_dict()
-    if not same({n: after.get(n, t) for n, t in before.items()}, before):
+    if not same(before, {**before, **probe.eval().state_dict()}):
         raise FldiagError(
             "eval() of the model rewrites its weights (adapters that merge), so that it is not what the stored weights say",
             "give the model with adapters that do not merge",

@@ -22,7 +22,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,7 +136,7 @@ class Run:
     @property
     def origin(self) -> dict[str, Any]:
         """Of rounds that another program trained: ``notes``, on what was missing; empty for runs of fldiag."""
-        return dict(self.about.get("origin", {}))
+        return self.about.get("origin", {})  # type: ignore[no-any-return]
 
     @property
     def rounds(self) -> list[int]:
@@ -155,8 +154,8 @@ class Run:
         if r not in self.rounds:
             what = f"run {self.path} has no checkpoint of round {r}"
             raise FldiagError(what, f"the last are {self.rounds[-3:]}", usage=True)
-        checkpoint = read_checkpoint(self.verified(self.round_file(r)))
-        return replace(checkpoint, run=self, model=self.model, data=self.data)
+        file = self.verified(self.round_file(r))
+        return read_checkpoint(file, run=self, model=self.model, data=self.data)
 
     @property
     def common(self) -> dict[str, Any]:
@@ -167,8 +166,9 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each number of a round. What was measured at the end counts until the run gets more rounds."""
-        end = self.done if self.status == "finished" else None
-        records = [r for r in self.records if r.get("status") != "finished" or r["round"] == end]
+        records = [
+            r for r in self.records if r.get("status") != "finished" or r["round"] == self.done
+        ]
         return table((row for record in records for row in record["rows"]), **self.common)
 
     def verified(self, name: str) -> Path:
@@ -332,47 +332,45 @@ class Run:
 
     # Removing
 
-    def unneeded(self, rounds: Collection[int] | None = None) -> list[str]:
-        """Names of the files that can go: the clients' states, without which the run cannot be given more rounds, and the
-        checkpoints of all rounds but ``rounds`` (None: none) and the last."""
-        others = [] if rounds is None else {*self.rounds[:-1]}.difference(rounds)
-        states = [name for name in self.files if name.startswith("state/")]
-        return [*map(self.round_file, sorted(others)), *states]
+    def prune(self, rounds: Collection[int] | None = None, *, dry: bool = False) -> list[str]:
+        """Remove the clients' states, without which the run cannot be given more rounds, and the checkpoints of all rounds but
+        ``rounds`` (None: none) and the last. Returns the files' names, also where ``dry`` leaves them there.
 
-    def prune(self, rounds: Collection[int] | None = None) -> None:
-        """Remove what is ``unneeded``. Raises FldiagError for a run that is not finished."""
+        Raises:
+            FldiagError: The run is not finished.
+        """
         if self.status == "unfinished":
             raise FldiagError(f"{self.path} is not finished", "finish it: --resume", usage=True)
-        with lock(self.path):
-            self.append(self.done, [], status=self.status, removed=self.unneeded(rounds))
+        others = [] if rounds is None else sorted({*self.rounds[:-1]}.difference(rounds))
+        names = [*map(self.round_file, others), *(n for n in self.files if n.startswith("state/"))]
+        if not dry:
+            with lock(self.path):
+                self.append(self.done, [], status=self.status, removed=names)
+        return names
 
 
-class ClientStates:
-    """What the clients of a run carry from round to round. A row is read when it is asked for.
+class ClientStates(dict[int, State]):
+    """What clients carry from round to round: the states that are not stored yet. ``get`` reads any other from the run.
 
     Args:
         run: The run; the files are verified now.
     """
 
     def __init__(self, run: Run):
+        super().__init__()
         self.run = run
-        self.new: dict[int, State] = {}  # not stored yet
         for name in {file for file, _ in run.state_of.values()}:
             run.verified(name)
 
-    def get(self, client: int, default: State | None = None) -> Any:
+    def get(self, client: int, default: Any = None) -> Any:
         """A client's state (name -> tensor), or the default for one that has none."""
-        if client in self.new or client not in self.run.state_of:
-            return self.new.get(client, default)
+        if client in self or client not in self.run.state_of:
+            return super().get(client, default)
         name, j = self.run.state_of[client]
         with safe_open(self.run.path / name, framework="pt") as file:
             names = [key for key in file.keys() if key.startswith("clients/")]  # noqa: SIM118
             # clones: a slice holds on to the whole file
             return {n.partition("/")[2]: file.get_slice(n)[j : j + 1][0].clone() for n in names}
-
-    def update(self, states: Mapping[int, State]) -> None:
-        """The new states of some clients; in memory until they are stored."""
-        self.new.update(states)
 
 
 @contextlib.contextmanager
@@ -428,7 +426,7 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     if file.parent.name != "rounds" or not (folder / ABOUT).is_file():
         return read_checkpoint(path, key)
     run = Run.open(folder)
-    return replace(read_checkpoint(run.verified(f"rounds/{file.name}"), key), run=run)
+    return read_checkpoint(run.verified(f"rounds/{file.name}"), key, run=run)
 
 
 def _checkpoints(path: Path) -> set[str]:
@@ -445,16 +443,15 @@ def select_rounds(
     """
     if text is None or text == "all":
         return None
-    words = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
     rounds: set[int] = set()
     try:
-        for word in map(str, words):
+        for word in re.findall(r"[^\s,()\[\]]+", str(text)):
+            kind, _, step = word.rpartition(":")
             first, dash, last = word.partition("-")
-            every = word.removeprefix("every:")
             if word == "last":
                 rounds.update(stored_rounds[-1:])
-            elif every != word:
-                rounds.update(r for r in stored_rounds if r % int(every) == 0)
+            elif kind == "every":
+                rounds.update(r for r in stored_rounds if r % int(step) == 0)
             elif dash:
                 rounds.update(r for r in stored_rounds if int(first) <= r <= int(last))
             else:

@@ -39,6 +39,14 @@ def net(seed=0):
     return module
 
 
+def flat(module):
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def refused(words):
+    return pytest.raises(fldiag.FldiagError, match=words)
+
+
 def recorder(out, model=None, **options):
     options = {"data": (X, Y), "clients": PARTS, **options}
     return fldiag.Recorder(out, model or net(), **options)
@@ -50,6 +58,10 @@ def one_round(out, a=None, b=None, **options):
     with recorder(out, a, **options) as record:
         record.round(received=a, clients={0: b, 1: b}, aggregated=b)
     return record.run
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(v, b[n]) for n, v in a.items())
 
 
 FORMS = {
@@ -65,27 +77,26 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_weights_is_stored_to_the_bit(form, tmp_path):
     start, end, model = net(1), net(2), net(1)
+    given = FORMS[form](end)
     with recorder(tmp_path / "run", model) as record:
-        given = {"received": FORMS[form](start), "clients": {1: FORMS[form](end)}}
-        record.round(**given, aggregated=FORMS[form](end))
+        record.round(received=FORMS[form](start), clients={1: given}, aggregated=given)
     c = record.run.checkpoint(1)
-    assert all(torch.equal(v, c.state[n]) for n, v in end.state_dict().items())
-    assert torch.equal(c.received, nn.utils.parameters_to_vector(start.parameters()))
-    assert torch.equal(clients_of(c)[1].float(), nn.utils.parameters_to_vector(end.parameters()))
+    assert same(c.state, end.state_dict()) and same(model.state_dict(), start.state_dict())
+    assert torch.equal(c.received, flat(start))
+    assert torch.equal(clients_of(c)[1].float(), flat(end))
     assert torch.equal(c.buffers["norm.running_var"][0], end.norm.running_var)
-    assert all(torch.equal(v, model.state_dict()[n]) for n, v in start.state_dict().items())
 
 
 def test_a_flat_vector_has_the_parameters(tmp_path):
-    flat = torch.arange(23.0)
+    w = torch.arange(23.0)
     with recorder(tmp_path / "run") as record:
-        record.round(received=flat, clients={0: flat.numpy()}, aggregated=flat)
-    assert torch.equal(record.run.checkpoint(1).clients[0], flat)
+        record.round(received=w, clients={0: w.numpy()}, aggregated=w)
+    assert torch.equal(record.run.checkpoint(1).clients[0], w)
 
 
 def test_what_is_recorded_is_the_state_at_the_call(tmp_path):
     module = net()
-    before = nn.utils.parameters_to_vector(module.parameters()).detach()
+    before = flat(module)
     with recorder(tmp_path / "run") as record:
         record.client(0, module)
         with torch.no_grad():
@@ -99,12 +110,11 @@ def test_clients_that_start_from_weights_of_their_own(tmp_path):
     with recorder(tmp_path / "run") as record:
         record.round(received=a, clients={0: a, 1: a}, aggregated=c)
         record.round(received={1: b, 0: a}, clients={0: c, 1: c}, aggregated=c)
-        with pytest.raises(fldiag.FldiagError, match="what client 1 received"):
+        with refused("what client 1 received"):
             record.round(received={0: a}, clients={0: c, 1: c}, aggregated=c)
     stored = record.run.checkpoint(2)
-    flat = [nn.utils.parameters_to_vector(m.parameters()) for m in (a, b, c)]
-    assert torch.equal(stored.starts, torch.stack(flat[:2]))
-    assert torch.equal(stored.received, flat[2])
+    assert torch.equal(stored.starts, torch.stack([flat(a), flat(b)]))
+    assert torch.equal(stored.received, flat(c))
     assert torch.equal(stored.start_buffers["norm.running_mean"][1], b.norm.running_mean)
 
 
@@ -149,7 +159,7 @@ class Composed(nn.Module):
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 def test_a_model_whose_eval_merges_weights_is_refused_by_name(mode, tmp_path):
-    with pytest.raises(fldiag.FldiagError, match=r"eval\(\) of the model rewrites"):
+    with refused(r"eval\(\) of the model rewrites"):
         recorder(tmp_path / "run", Merging().train(mode))
     assert not (tmp_path / "run").exists()
 
@@ -158,15 +168,12 @@ def test_a_model_whose_eval_merges_weights_is_refused_by_name(mode, tmp_path):
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 def test_the_loss_is_that_of_the_users_own_eval(model, mode, tmp_path):
     torch.manual_seed(3)
-    module = model().train(mode)
-    own = copy.deepcopy(module).eval()
-    run = one_round(tmp_path / "run", module, test=(X[:9], Y[:9]))
-    with torch.no_grad():
-        z = own(X[:9])
-    assert value(run.metrics, "loss") == pytest.approx(float(cross_entropy(z, Y[:9])), rel=1e-5)
-    assert value(run.metrics, "accuracy") == pytest.approx(
-        float((z.argmax(1) == Y[:9]).float().mean())
-    )
+    module, (x, y) = model().train(mode), (X[:9], Y[:9])
+    z = copy.deepcopy(module).eval()(x).detach()
+    run = one_round(tmp_path / "run", module, test=(x, y))
+    accuracy = float((z.argmax(1) == y).float().mean())
+    assert value(run.metrics, "loss") == pytest.approx(float(cross_entropy(z, y)), rel=1e-5)
+    assert value(run.metrics, "accuracy") == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +193,8 @@ def test_targets_that_are_numbers_have_half_their_squared_error(tmp_path):
     y = torch.randn(24, 3)
     module = net().eval()
     run = one_round(tmp_path / "run", module, data=(X, y))
-    with torch.no_grad():
-        expected = float((module(X) - y).square().sum(1).mean() / 2)
-    assert value(run.metrics, "loss") == pytest.approx(expected, rel=1e-5)
+    expected = (module(X) - y).square().sum(1).mean() / 2
+    assert value(run.metrics, "loss") == pytest.approx(expected.item(), rel=1e-5)
     assert "accuracy" not in set(run.metrics["metric"])
 
 
@@ -228,17 +234,19 @@ class Reader(nn.Module):
         return {"logits": self.head(z.mean(1))}
 
 
+RNG = torch.Generator().manual_seed(1)
+TEXTS = {"ids": torch.randint(0, 7, (24, 6), generator=RNG)}
+TEXTS |= {"mask": torch.rand(24, 6, generator=RNG), "labels": Y}
+AT = {"moment": "aggregated", "scope": "global", "slice": "train"}
+
+
 def test_inputs_by_name(tmp_path):
-    rng = torch.Generator().manual_seed(1)
-    ids, mask = torch.randint(0, 7, (24, 6), generator=rng), torch.rand(24, 6, generator=rng)
-    module, data = Reader(), {"ids": ids, "mask": mask, "labels": Y}
-    run = one_round(tmp_path / "run", module, data=data)
-    with torch.no_grad():
-        expected = float(cross_entropy(module(ids, mask)["logits"], Y))
+    module = Reader()
+    run = one_round(tmp_path / "run", module, data=TEXTS)
+    expected = cross_entropy(module(TEXTS["ids"], TEXTS["mask"])["logits"], Y).item()
     assert value(run.metrics, "loss") == pytest.approx(expected, rel=1e-5)
     table = fldiag.diagnose(run, "forgetting", model=module)
-    at = {"moment": "aggregated", "scope": "global", "slice": "train"}
-    assert value(table, "loss", round=1, **at) == pytest.approx(expected, rel=1e-5)
+    assert value(table, "loss", round=1, **AT) == pytest.approx(expected, rel=1e-5)
 
 
 LAID = {
@@ -319,7 +327,7 @@ def test_a_wrong_call_is_one_error_that_leaves_nothing_behind(case, tmp_path):
         fitting()(record)
         before = sorted(p.name for p in (tmp_path / "run").rglob("*"))
         record.client(1, net(7), metrics={"b": 1.0})
-        with pytest.raises(fldiag.FldiagError, match=word):
+        with refused(word):
             call(record)
         assert sorted(p.name for p in (tmp_path / "run").rglob("*")) == before
         record.round(clients={0: net()}, aggregated=net())
@@ -375,7 +383,7 @@ GIVEN = {
 @pytest.mark.parametrize("case", GIVEN)
 def test_what_does_not_fit_is_refused_before_anything_is_written(case, tmp_path):
     options, word = GIVEN[case]
-    with pytest.raises(fldiag.FldiagError, match=word):
+    with refused(word):
         recorder(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
@@ -401,18 +409,16 @@ def test_the_base_is_stored_once_and_must_not_move(tmp_path):
         moved = copy.deepcopy(other)
         with torch.no_grad():
             moved[0].weight[0, 0] += 0.1
-        with pytest.raises(fldiag.FldiagError, match=r"0\.weight .*client 1"):
+        with refused(r"0\.weight .*client 1"):
             record.round(clients={0: other, 1: moved}, aggregated=other)
-        with pytest.raises(fldiag.FldiagError, match="aggregated"):
+        with refused("aggregated"):
             record.round(clients={0: other}, aggregated=moved)
     c = record.run.checkpoint(1)
     assert set(c.state) == {"1.weight", "1.bias"} and c.clients.shape == (2, 21)
-    with torch.no_grad():
-        expected = float(cross_entropy(other(X), Y))
+    expected = cross_entropy(other(X), Y).item()
     assert value(record.run.metrics, "loss") == pytest.approx(expected, rel=1e-5)
     table = fldiag.diagnose(record.run, "forgetting", model=adapted(5))
-    at = {"moment": "aggregated", "scope": "global", "slice": "train"}
-    assert value(table, "loss", **at) == pytest.approx(expected, rel=1e-5)
+    assert value(table, "loss", **AT) == pytest.approx(expected, rel=1e-5)
 
 
 # Going on
@@ -434,13 +440,11 @@ def test_a_run_goes_on_as_one_that_never_stopped(tmp_path):
     (tmp_path / "run" / "rounds" / "0002.safetensors").write_bytes(b"half a file")
     with recorder(tmp_path / "run", resume=True) as record:  # in the place of the first
         play(record, (2, 3))
-    with pytest.raises(fldiag.FldiagError, match="closed"):
+    with refused("closed"):
         play(first, (2,))
     for r in (1, 2, 3):
         a, b = (fldiag.load(tmp_path / name).checkpoint(r) for name in ("run", "whole"))
-        assert torch.equal(a.clients, b.clients) and all(
-            torch.equal(v, b.state[n]) for n, v in a.state.items()
-        )
+        assert torch.equal(a.clients, b.clients) and same(a.state, b.state)
         assert (a.received is None) == (b.received is None) == (r == 1)
 
 
@@ -457,7 +461,7 @@ CHANGED = {
 def test_a_run_goes_on_with_its_own_model_data_and_partition_alone(key, tmp_path):
     one_round(tmp_path / "run")
     options, word = CHANGED[key]
-    with pytest.raises(fldiag.FldiagError, match=word):
+    with refused(word):
         recorder(tmp_path / "run", resume=True, **options)
     recorder(tmp_path / "run", resume=True).close()
 
@@ -471,7 +475,7 @@ def test_a_full_disk_is_one_error_and_the_recorder_goes_on(place, tmp_path, monk
         fitting()(record)
         with monkeypatch.context() as disk:
             disk.setattr(files, place, full)
-            with pytest.raises(fldiag.FldiagError, match="no space"):
+            with refused("no space"):
                 fitting()(record)
         record.round(clients={1: net(5)}, aggregated=net(5))
     run = fldiag.load(tmp_path / "run")
@@ -506,17 +510,15 @@ def test_a_disk_that_is_full_at_the_start_is_no_obstacle_later(count, tmp_path, 
             raise OSError(28, "no space left")
         done.append(flush(handle))
 
-    with monkeypatch.context() as disk, pytest.raises(fldiag.FldiagError, match="no space"):
+    with monkeypatch.context() as disk, refused("no space"):
         disk.setattr(files.os, "fsync", full)
         recorder(tmp_path / "run")
     one_round(tmp_path / "run")
 
 
 def test_training_in_a_recorded_federation_with_inputs_of_several_tensors(tmp_path):
-    rng = torch.Generator().manual_seed(1)
-    ids, mask = torch.randint(0, 7, (24, 6), generator=rng), torch.rand(24, 6, generator=rng)
-    module, data = Reader(), {"ids": ids, "mask": mask, "labels": Y}
-    one_round(tmp_path / "run", module, data=data, test=data)
+    module = Reader()
+    one_round(tmp_path / "run", module, data=TEXTS, test=TEXTS)
     keys = {"model.name": "mlp", "rounds": 1, "train.epochs": 1, "train.batch_size": 24}
     config = of_run(fldiag.load(tmp_path / "run"), keys)
     setup = Setup(config, module=module)
@@ -525,7 +527,8 @@ def test_training_in_a_recorded_federation_with_inputs_of_several_tensors(tmp_pa
     states = []
     for part in PARTS:
         own = copy.deepcopy(expected)
-        cross_entropy(own(ids[list(part)], mask[list(part)])["logits"], Y[list(part)]).backward()
+        ids, mask, y = (t[list(part)] for t in TEXTS.values())
+        cross_entropy(own(ids, mask)["logits"], y).backward()
         states.append({n: p.detach() - lr * p.grad for n, p in own.named_parameters()})
     for name, v in run.checkpoint().state.items():
         mean = sum(len(p) * s[name] for p, s in zip(PARTS, states, strict=True)) / 24
