@@ -19,6 +19,9 @@ from fldiag import execution, user_code
 from fldiag.errors import FldiagError
 from fldiag.execution import check_executor, open_pool, shard_of, threads
 
+DASK = pytest.param("dask", marks=pytest.mark.slow)
+on_workers = pytest.mark.parametrize("executor", ["processes:2", DASK])
+
 
 def draw(state, seed):
     """A sum whose last bits depend on the number of threads, a draw from PyTorch's global generator; the code that may be imported."""
@@ -44,9 +47,7 @@ def state():
     return torch.randn(100_003, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
-    "executor", ["processes:2", "threads", pytest.param("dask", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("executor", ["processes:2", "threads", DASK])
 def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch):
     monkeypatch.setattr(user_code, "ALLOWED", {"mine:net"})
     executor = ThreadPoolExecutor(2) if executor == "threads" else executor
@@ -58,7 +59,7 @@ def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch
     assert {(count, is_allowed) for _, count, is_allowed in here} == {(1, True)}
 
 
-@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+@on_workers
 def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
     with (
         open_pool(executor, die, None, name=lambda unit: f"unit {unit}") as pool,
@@ -106,7 +107,7 @@ def same(one, other, rounds):
     return True
 
 
-@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+@on_workers
 def test_training_and_diagnostics_give_the_same_bits(config, executor, tmp_path):
     here = fldiag.train(config, out=tmp_path / "here")
     there = fldiag.train(config, out=tmp_path / "there", executor=executor)
@@ -163,7 +164,7 @@ def answers(function, executor, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+@on_workers
 def test_workers_do_not_import_from_the_working_directory(executor, tmp_path):
     for name in ("multiprocessing", "signal"):
         (tmp_path / f"{name}.py").write_text("open('HIT', 'a').write('x')\nraise ImportError\n")
@@ -173,6 +174,6 @@ def test_workers_do_not_import_from_the_working_directory(executor, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes:2", "dask"])
+@on_workers
 def test_workers_leave_ctrl_c_to_the_main_process(executor, tmp_path):
     assert answers("blocked", executor, tmp_path) == "[True, True]\n"

@@ -37,7 +37,7 @@ def world():
 
 
 def app(data, parts, module, names=True, broken=()):
-    """A real client app: some steps of SGD on the client's examples."""
+    """A real client app: a step of SGD on the client's examples."""
     made = ClientApp()
 
     @made.train()
@@ -49,12 +49,9 @@ def app(data, parts, module, names=True, broken=()):
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         net.train()
         x, y = data.normalise(data.train_x[parts[k]]), data.train_y[parts[k]]
-        optimiser = torch.optim.SGD(net.parameters(), 0.1)
-        for _ in range(2):
-            optimiser.zero_grad()
-            loss = nn.functional.cross_entropy(net(x), y)
-            loss.backward()
-            optimiser.step()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        torch.optim.SGD(net.parameters(), 0.1).step()
         metrics = {"num-examples": len(y), "loss": float(loss.detach())}
         metrics |= {"partition-id": k} if names else {}
         return Message(
@@ -78,20 +75,13 @@ class InProcess(Grid):
         replies = []
         for message in messages:
             node = message.metadata.dst_node_id
-            context = Context(
-                run_id=1,
-                node_id=node,
-                node_config={"partition-id": NODES[node]},
-                state=RecordDict(),
-                run_config={},
-            )
+            context = Context(1, node, {"partition-id": NODES[node]}, RecordDict(), {})
             try:
-                reply = self.app(message, context)
+                replies.append(self.app(message, context))
             except Exception as error:  # as Flower's own client does
-                reply = Message(Error(code=0, reason=repr(error)), reply_to=message)
-            self.sent.append(message)
-            self.back.append(reply)
-            replies.append(reply)
+                replies.append(Message(Error(code=0, reason=repr(error)), reply_to=message))
+        self.sent += messages
+        self.back += replies
         return replies
 
     run = property(lambda self: None)

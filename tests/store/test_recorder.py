@@ -2,8 +2,8 @@
 
 import copy
 import multiprocessing
-import threading
 import warnings
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -52,6 +52,12 @@ def recorder(out, model=None, **options):
     return fldiag.Recorder(out, model or net(), **options)
 
 
+@pytest.fixture
+def record(tmp_path):
+    with recorder(tmp_path / "run") as record:
+        yield record
+
+
 def one_round(out, a=None, b=None, **options):
     a = a or net()
     b = b or a
@@ -87,31 +93,28 @@ def test_every_form_of_weights_is_stored_to_the_bit(form, tmp_path):
     assert torch.equal(c.buffers["norm.running_var"][0], end.norm.running_var)
 
 
-def test_a_flat_vector_has_the_parameters(tmp_path):
+def test_a_flat_vector_has_the_parameters(record):
     w = torch.arange(23.0)
-    with recorder(tmp_path / "run") as record:
-        record.round(received=w, clients={0: w.numpy()}, aggregated=w)
+    record.round(received=w, clients={0: w.numpy()}, aggregated=w)
     assert torch.equal(record.run.checkpoint(1).clients[0], w)
 
 
-def test_what_is_recorded_is_the_state_at_the_call(tmp_path):
+def test_what_is_recorded_is_the_state_at_the_call(record):
     module = net()
     before = flat(module)
-    with recorder(tmp_path / "run") as record:
-        record.client(0, module)
-        with torch.no_grad():
-            module.head.weight.zero_()
-        record.round(aggregated=module)
+    record.client(0, module)
+    with torch.no_grad():
+        module.head.weight.zero_()
+    record.round(aggregated=module)
     assert torch.equal(record.run.checkpoint(1).clients[0], before)
 
 
-def test_clients_that_start_from_weights_of_their_own(tmp_path):
+def test_clients_that_start_from_weights_of_their_own(record):
     a, b, c = net(1), net(2), net(3)
-    with recorder(tmp_path / "run") as record:
-        record.round(received=a, clients={0: a, 1: a}, aggregated=c)
-        record.round(received={1: b, 0: a}, clients={0: c, 1: c}, aggregated=c)
-        with refused("what client 1 received"):
-            record.round(received={0: a}, clients={0: c, 1: c}, aggregated=c)
+    record.round(received=a, clients={0: a, 1: a}, aggregated=c)
+    record.round(received={1: b, 0: a}, clients={0: c, 1: c}, aggregated=c)
+    with refused("what client 1 received"):
+        record.round(received={0: a}, clients={0: c, 1: c}, aggregated=c)
     stored = record.run.checkpoint(2)
     assert torch.equal(stored.starts, torch.stack([flat(a), flat(b)]))
     assert torch.equal(stored.received, flat(c))
@@ -119,26 +122,6 @@ def test_clients_that_start_from_weights_of_their_own(tmp_path):
 
 
 # The recorded numbers are those of the user's own eval()
-
-
-class Merging(nn.Module):
-    """As loralib's layers: adapters merge into the weights beneath them where training is switched off."""
-
-    def __init__(self):
-        super().__init__()
-        self.base, self.merged = nn.Linear(4, 3), False
-        self.down, self.up = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(3, 2))
-
-    def train(self, mode=True):
-        if mode == self.merged:
-            with torch.no_grad():
-                self.base.weight.add_(self.up @ self.down, alpha=-1.0 if mode else 1.0)
-            self.merged = not mode
-        return super().train(mode)
-
-    def forward(self, x):
-        y = self.base(x)
-        return y if self.merged else y + x @ self.down.T @ self.up.T
 
 
 class Composed(nn.Module):
@@ -155,6 +138,22 @@ class Composed(nn.Module):
 
     def forward(self, x):
         return x @ (self.up @ self.down if self.whole is None else self.whole).T
+
+
+class Merging(Composed):
+    """As loralib's layers: the factors merge into the weights beneath them where training is switched off."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(4, 3)
+
+    def train(self, mode=True):
+        if mode != (self.whole is None):
+            self.base.weight.data.add_(self.up @ self.down, alpha=-1.0 if mode else 1.0)
+        return super().train(mode)
+
+    def forward(self, x):
+        return self.base(x) + (super().forward(x) if self.whole is None else 0)
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
@@ -268,10 +267,9 @@ def test_every_form_of_data_and_clients_is_the_same_run(form, tmp_path):
     data, clients = LAID[form]
     run = one_round(tmp_path / "run", data=data, clients=clients)
     plain = one_round(tmp_path / "plain")
-    same = [r.about["provenance"]["data"] for r in (run, plain)]
-    assert same[0] == same[1]
-    assert run.files["partition.npz"] == plain.files["partition.npz"]
-    assert run.files["data.npz"] == plain.files["data.npz"]
+    for name in ("partition.npz", "data.npz"):
+        assert run.files[name] == plain.files[name]
+    assert run.about["provenance"]["data"] == plain.about["provenance"]["data"]
 
 
 def test_clients_have_test_examples_of_their_own(tmp_path):
@@ -321,51 +319,42 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_call_is_one_error_that_leaves_nothing_behind(case, tmp_path):
+def test_a_wrong_call_is_one_error_that_leaves_nothing_behind(record, case, tmp_path):
     call, word = WRONG[case]
-    with recorder(tmp_path / "run") as record:
-        fitting()(record)
-        before = sorted(p.name for p in (tmp_path / "run").rglob("*"))
-        record.client(1, net(7), metrics={"b": 1.0})
-        with refused(word):
-            call(record)
-        assert sorted(p.name for p in (tmp_path / "run").rglob("*")) == before
-        record.round(clients={0: net()}, aggregated=net())
+    fitting()(record)
+    before = sorted(p.name for p in (tmp_path / "run").rglob("*"))
+    record.client(1, net(7), metrics={"b": 1.0})
+    with refused(word):
+        call(record)
+    assert sorted(p.name for p in (tmp_path / "run").rglob("*")) == before
+    record.round(clients={0: net()}, aggregated=net())
     run = fldiag.load(tmp_path / "run")
     assert run.done == 2 and run.checkpoint(2).client_ids == [0]
     assert "b" not in set(run.metrics["metric"])
 
 
-def test_a_client_that_is_recorded_again_replaces_its_numbers(tmp_path):
-    with recorder(tmp_path / "run") as record:
-        for loss in (3.0, 2.0):
-            record.client(1, net(), metrics={"own": loss})
-        record.round(aggregated=net())
+def test_a_client_that_is_recorded_again_replaces_its_numbers(record):
+    for loss in (3.0, 2.0):
+        record.client(1, net(), metrics={"own": loss})
+    record.round(aggregated=net())
     assert value(record.run.metrics, "own", client=1) == 2.0
 
 
-def in_a_child(record):
-    try:
-        record.round(aggregated=net())
-    except fldiag.FldiagError as error:
-        return str(error)
+FORKED = []  # the recorder that a child inherits
 
 
-def test_other_threads_and_forked_children_are_refused_in_words(tmp_path):
-    with recorder(tmp_path / "run") as record:
-        said = []
-        thread = threading.Thread(target=lambda: said.append(in_a_child(record)))
-        thread.start()
-        thread.join()
-        queue = multiprocessing.get_context("fork").SimpleQueue()
-        child = multiprocessing.get_context("fork").Process(
-            target=lambda: queue.put(in_a_child(record))
-        )
-        child.start()
-        child.join()
-        said.append(queue.get())
-        assert all("another thread or process" in str(text) for text in said)
-        fitting()(record)
+def another_round():
+    FORKED[-1].round(aggregated=net())
+
+
+def test_other_threads_and_forked_children_are_refused_in_words(record, tmp_path):
+    FORKED.append(record)
+    fork = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
+    for other in (ThreadPoolExecutor(1), fork):
+        with other, refused("another thread or process"):
+            other.submit(another_round).result()
+    fitting()(record)
+    record.close()
     assert fldiag.load(tmp_path / "run").status == "finished"
 
 
@@ -448,56 +437,52 @@ def test_a_run_goes_on_as_one_that_never_stopped(tmp_path):
         assert (a.received is None) == (b.received is None) == (r == 1)
 
 
-CHANGED = {
-    "data": ({"data": (X + 1, Y)}, "recorded with another"),
-    "partition": ({"clients": [range(9), range(9, 24)]}, "recorded with another"),
-    "architecture": ({"model": nn.Linear(4, 3)}, "model"),
-    "method": ({"method": "mine"}, "recorded with another"),
-    "seed": ({"seed": 3}, "recorded with another"),
-}
-
-
-@pytest.mark.parametrize("key", CHANGED)
-def test_a_run_goes_on_with_its_own_model_data_and_partition_alone(key, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data": (X + 1, Y)},
+        {"clients": [range(9), range(9, 24)]},
+        {"method": "mine"},
+        {"seed": 3},
+        {"model": nn.Linear(4, 3)},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_run_goes_on_with_its_own_model_data_and_partition_alone(options, tmp_path):
     one_round(tmp_path / "run")
-    options, word = CHANGED[key]
-    with refused(word):
+    with refused("model" if "model" in options else "recorded with another"):
         recorder(tmp_path / "run", resume=True, **options)
     recorder(tmp_path / "run", resume=True).close()
 
 
-@pytest.mark.parametrize("place", ["append", "write_atomic"])
-def test_a_full_disk_is_one_error_and_the_recorder_goes_on(place, tmp_path, monkeypatch):
-    def full(*args, **options):
-        raise fldiag.FldiagError("no space left")
+CUT = {
+    "line": (files, "append", fldiag.FldiagError, [0, 1, 2]),
+    "file": (files, "write_atomic", fldiag.FldiagError, [0, 1, 2]),
+    "ctrl-c after the line": (Run, "_add", KeyboardInterrupt, [0, 1, 2, 3]),
+}
 
-    with recorder(tmp_path / "run") as record:
+
+@pytest.mark.parametrize("case", CUT)
+def test_a_round_that_is_cut_short_counts_once_its_line_is_on_the_disk(
+    record, case, tmp_path, monkeypatch
+):
+    owner, name, kind, rounds = CUT[case]
+    real, signals = getattr(owner, name), [kind("no space left")]
+
+    def stop(*args, **options):
+        if signals:  # the disk stays full; a key is pressed once
+            raise signals[0] if owner is files else signals.pop()
+        return real(*args, **options)
+
+    fitting()(record)
+    with monkeypatch.context() as patch, pytest.raises(kind, match="no space"):
+        patch.setattr(owner, name, stop)
         fitting()(record)
-        with monkeypatch.context() as disk:
-            disk.setattr(files, place, full)
-            with refused("no space"):
-                fitting()(record)
-        record.round(clients={1: net(5)}, aggregated=net(5))
+    record.round(clients={1: net(5)}, aggregated=net(5))
+    record.close()
     run = fldiag.load(tmp_path / "run")
-    assert (run.rounds, run.status) == ([0, 1, 2], "finished")
-    assert run.checkpoint(2).client_ids == [1]
-
-
-def test_a_round_whose_line_is_on_the_disk_counts_also_after_ctrl_c(tmp_path, monkeypatch):
-    add, signals = Run._add, [KeyboardInterrupt]
-
-    def interrupted(run, line):
-        if signals:
-            raise signals.pop()
-        return add(run, line)
-
-    with recorder(tmp_path / "run") as record:
-        fitting()(record)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Run, "_add", interrupted)
-            fitting()(record)
-        fitting()(record)
-    assert fldiag.load(tmp_path / "run").rounds == [0, 1, 2, 3]
+    assert (run.rounds, run.status) == (rounds, "finished")
+    assert run.checkpoint().client_ids == [1]
 
 
 @pytest.mark.parametrize("count", [0, 3, 5, 7])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from histories import always, history, identity, linear, one, separable, stored
+from reference import value
 from torch import nn
 
 import fldiag
@@ -40,7 +41,13 @@ def opened(run, **options):
 
 
 def test_received_statistics_that_are_lost_are_not_guessed(normalised, tmp_path):
-    """A round whose file is gone is an error; one that was never stored, or was pruned, is not guessed."""
+    """A round whose file is gone is an error; one that was never stored, or was pruned, is not guessed. With all there, those of
+    a round alone are those of the round before."""
+    every, alone = (forgetting(opened(normalised, rounds=r), min_count=1) for r in (None, [3]))
+    where = {"moment": "received", "scope": "global", "slice": "test", "round": 3}
+    assert value(alone, "loss", **where) == value(every, "loss", **where)
+    before = where | {"moment": "aggregated", "round": 2}
+    assert value(alone, "loss", **where) == pytest.approx(value(every, "loss", **before))
     run = Run.open(shutil.copytree(normalised.path, tmp_path / "run"))
     (run.path / "rounds" / "0002.safetensors").unlink()
     with pytest.raises(FldiagError, match=r"0002.* not there"):
