@@ -13,11 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from reference import train, vector
-from safetensors.torch import save
+from reference import train
 from torch import nn
 
 import fldiag
+from fldiag.method import PersonalPlan
+from fldiag.training.personalise import fine_tune
+from fldiag.training.server import Federation
+from fldiag.training.setup import setup_of
 
 MEMORIES = {
     "fedavg": {},
@@ -114,6 +117,15 @@ def test_more_rounds_are_those_of_a_longer_run(name, whole, tmp_path):
     assert same(bits(run), bits(whole[name]))
 
 
+def test_fine_tuning_begins_with_fresh_momentum(whole):
+    run, plan = whole["momentum"], PersonalPlan((1,))
+    federation = Federation(setup_of(run))
+    federation.load(run)
+    fresh = fine_tune(federation, plan)
+    federation.clients = run.states
+    assert fine_tune(federation, plan) == fresh
+
+
 def flip(part, of=bytes(range(256))):
     """A bit of the first of these bytes from there on; of an even digit: a text stays readable."""
 
@@ -197,9 +209,9 @@ def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(damage, damag
     assert not wrong
 
 
-def saved(content, write=torch.save):
+def saved(content):
     file = io.BytesIO()
-    write(content, file)
+    torch.save(content, file)
     return file.getvalue()
 
 
@@ -210,21 +222,6 @@ def safetensors(weight, data=b""):
 
 NET, DATA = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
 STATE = NET.state_dict()
-WEIGHTS = {
-    "w.pt": saved(STATE),
-    "parallel.pt": saved({"state_dict": {f"module.{n}": t for n, t in STATE.items()}}),
-    "w.npz": saved(STATE, lambda state, file: np.savez(file, **state)),
-    "w.safetensors": save(STATE),
-}
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_a_file_that_holds_weights_is_read(name, tmp_path):
-    (tmp_path / name).write_bytes(WEIGHTS[name])
-    state = fldiag.load(tmp_path / name, model=NET, data=DATA).state
-    assert len(state) == 2  # in whatever order
-    assert torch.equal(vector(dict(sorted(state.items()))), vector(dict(sorted(STATE.items()))))
-
 
 NO_WEIGHTS = {
     "nothing": b"",
