@@ -35,6 +35,7 @@ from fldiag.errors import FldiagError, first_line
 from fldiag.results import files
 
 State = dict[str, Tensor]
+Json = dict[str, Any]
 #: Weights as transformers names them, the safest first.
 PRETRAINED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 #: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
@@ -70,7 +71,7 @@ class Checkpoint:
 
     path: Path
     state: State
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Json = field(default_factory=dict)
     received: Tensor | None = None
     clients: Tensor | None = None
     buffers: State = field(default_factory=dict)
@@ -90,7 +91,7 @@ class Checkpoint:
         return self.manifest.get("round")
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """The run's config, as the manifest has it."""
         return self.manifest.get("config", {})  # type: ignore[no-any-return]
 
@@ -121,7 +122,7 @@ class Checkpoint:
 # Writing
 
 
-def pack(about: Mapping[str, Any], **tensors: Any) -> bytes:
+def pack(about: Json, **tensors: Any) -> bytes:
     """The bytes of a safetensors file.
 
     Args:
@@ -175,7 +176,7 @@ def weights_file(path: Path) -> Path:
     return next((path / name for name in PRETRAINED if (path / name).is_file()), path)
 
 
-def read_tensors(path: Path) -> dict[str, Any]:
+def read_tensors(path: Path) -> Json:
     """What a ``.safetensors`` or ``.npz`` file holds, or a ``.pt`` file of any other name; of an index all its parts.
 
     Raises:
@@ -213,11 +214,11 @@ def _index(path: Path) -> State:
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _safetensors(path: Path) -> dict[str, Any]:
+def _safetensors(path: Path) -> Json:
     with safe_open(path, framework="pt") as file:
         flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
-    content: dict[str, Any] = json.loads(metadata.get(ABOUT, "{}"))
+    content: Json = json.loads(metadata.get(ABOUT, "{}"))
     if not content:
         return flat
     for name in content.pop("names"):
@@ -268,7 +269,7 @@ def _pt(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _weights(path: Path, content: dict[str, Any], key: str | None) -> State:
+def _weights(path: Path, content: Json, key: str | None) -> State:
     """The file's own tensors, or the set in it, which ``key`` names where there are several."""
     if key is None and _is_state(content):
         return content

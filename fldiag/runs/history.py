@@ -23,12 +23,11 @@ from fldiag.problem.data import convert, cut
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import Checkpoint
+from fldiag.runs.checkpoint import Checkpoint, State
 from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
 from fldiag.runs.pool import CohortScores, ExamplePool, Weights, evaluate
 from fldiag.runs.run import Run
 
-Buffers = dict[str, Tensor]
 NOTHING = torch.empty(0)
 
 
@@ -50,11 +49,11 @@ class Stored:
     ids: tuple[int, ...] = ()
     clients: Tensor = NOTHING
     received: Tensor = NOTHING
-    buffers: Buffers = field(default_factory=dict)
-    client_buffers: Buffers = field(default_factory=dict)
-    received_buffers: Buffers = field(default_factory=dict)
+    buffers: State = field(default_factory=dict)
+    client_buffers: State = field(default_factory=dict)
+    received_buffers: State = field(default_factory=dict)
     starts: Tensor | None = None
-    start_buffers: Buffers = field(default_factory=dict)
+    start_buffers: State = field(default_factory=dict)
 
     def client(self, j: int) -> Weights:
         """Row j of the clients with its buffers."""
@@ -202,17 +201,18 @@ class History:
             FldiagError: A round cannot be read, or none has client weights.
         """
         self._begin()
-        rounds = self.rounds if every_round else self.rounds[::-1]
-        usable = (stored for stored in map(self.stored, rounds) if stored.ids)
-        first = next(usable, None)
-        if first is None:
+        is_empty = True
+        for r in self.rounds if every_round else self.rounds[::-1]:
+            if (stored := self.stored(r)).ids:
+                is_empty = False
+                yield stored
+                if not every_round:
+                    return
+        if is_empty:
             raise FldiagError(
                 f"{self.name} holds no round with client weights",
                 "train with --set checkpoint.clients=sampled, or record what clients received and made",
             )
-        yield first
-        if every_round:
-            yield from usable
 
     def map_rounds(
         self,
@@ -321,14 +321,12 @@ class History:
     def final_rows(self) -> list[Row]:
         """Loss and accuracy of the last round's aggregated model on the split by which it is judged; none where there are no
         examples, or where the model gives no numbers."""
-        if self._pool is None:
-            return []
         last = self.stored(self.rounds[-1])
         about = {"round": last.round, "scope": "global", "moment": "aggregated"}
         try:
-            problem = self.problem(last.end, self._pool.test, self._pool.split, **about)
+            problem = self.problem(last.end, self.pool.test, self.pool.split, **about)
             return [{**problem.common, **row} for row in problem.centre.rows(problem)]
-        except FldiagError:  # a diverged run still has weights to compare
+        except FldiagError:  # without examples, or diverged, there are weights to compare
             return []
 
     def weights(self, ids: Sequence[int]) -> np.ndarray:

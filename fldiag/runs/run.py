@@ -34,7 +34,7 @@ from torch.utils.data import default_collate
 from fldiag.errors import FldiagError, check_name, counted
 from fldiag.results import files
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import Checkpoint, State, pack, read_checkpoint, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, Json, State, pack, read_checkpoint, read_tensors
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -67,12 +67,12 @@ class Run:
     ([1, 2], 2, [1, 2])
     """
 
-    def __init__(self, path: Path, about: dict[str, Any]):
+    def __init__(self, path: Path, about: Json):
         check_name(path)
         self.path, self.name, self.about = path, path.name, about
         self.model: Any = None
         self.data: Any = None
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Json] = []
         self.files: dict[str, str] = dict(about["files"])  # name -> sha256
         #: Client (SERVER: the server) -> file and row of its newest state.
         self.state_of: dict[int, tuple[str, int]] = {}
@@ -89,9 +89,8 @@ class Run:
             FldiagError: There is none, one of another format, or one whose run.json or lines were changed.
         """
         path = Path(path)
-        stored = _checkpoints(
-            path
-        )  # first: of a run that is being trained the lines are then newer
+        # the folder first: of a run that is being trained the lines are then newer
+        stored = _checkpoints(path)
         try:
             text, lines = ((path / name).read_bytes() for name in (ABOUT, LINES))
         except OSError as error:
@@ -134,7 +133,7 @@ class Run:
         return Config.model_validate(self.about["config"])
 
     @property
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> Json:
         """Of rounds that another program trained: ``notes``, on what was missing; empty for runs of fldiag."""
         return self.about.get("origin", {})  # type: ignore[no-any-return]
 
@@ -158,7 +157,7 @@ class Run:
         return read_checkpoint(file, run=self, model=self.model, data=self.data)
 
     @property
-    def common(self) -> dict[str, Any]:
+    def common(self) -> Json:
         """What stands in every row of this run's tables."""
         config = self.about["config"]
         return {"run": self.name, "method": config["method"].get("name"), "seed": config["seed"]}
@@ -166,9 +165,8 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each number of a round. What was measured at the end counts until the run gets more rounds."""
-        records = [
-            r for r in self.records if r.get("status") != "finished" or r["round"] == self.done
-        ]
+        stored = self.records
+        records = (r for r in stored if r.get("status") != "finished" or r["round"] == self.done)
         return table((row for record in records for row in record["rows"]), **self.common)
 
     def verified(self, name: str) -> Path:
@@ -217,9 +215,7 @@ class Run:
     # Writing
 
     @staticmethod
-    def create(
-        path: Path, config: Mapping[str, Any], provenance: Mapping[str, Any], **about: Any
-    ) -> Run:
+    def create(path: Path, config: Json, provenance: Json, **about: Any) -> Run:
         """A new run in a folder that holds no files of one; what never changes is written with ``put`` before ``begin``.
 
         Raises:
@@ -264,14 +260,12 @@ class Run:
         self._new[name] = ""  # also of a write that fails something may be there
         self._new[name] = files.write_atomic(self.path / name, writer)
 
-    def put_tensors(self, name: str, about: Mapping[str, Any], **tensors: Any) -> None:
+    def put_tensors(self, name: str, about: Json, **tensors: Any) -> None:
         """Write a file of tensors and plain values (see ``pack``)."""
         content = pack(about, **tensors)
         self.put(name, lambda f: f.write(content))
 
-    def put_checkpoint(
-        self, round: int, manifest: Mapping[str, Any], state: State, **tensors: Any
-    ) -> None:
+    def put_checkpoint(self, round: int, manifest: Json, state: State, **tensors: Any) -> None:
         """Write the checkpoint of a round: the model and what goes with it (see ``checkpoint``)."""
         name = self.round_file(round)
         self.put_tensors(name, {"manifest": manifest}, model=state, **tensors)
@@ -280,7 +274,7 @@ class Run:
         """Write the table of a round's local steps."""
         self.put(f"steps/{round:04d}.parquet", lambda f: frame.to_parquet(f, index=False))
 
-    def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> dict[str, Any]:
+    def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> Json:
         """Write what the server and these clients carry on; returns what the round's line says of it."""
         ids, name = sorted(clients), f"state/{round:04d}.safetensors"
         rows = default_collate([clients[i] for i in ids]) if ids else {}
@@ -383,20 +377,17 @@ def lock(path: Path) -> Iterator[None]:
     for entry in path.rglob("*"):
         if entry.is_symlink():
             raise files.link_error(entry)
-    # a recorder may be closed by another thread
-    owner = FileLock(path / LOCK, blocking=False, thread_local=False)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        owner.acquire()
+        # a recorder may be closed by another thread
+        owner = FileLock(path / LOCK, thread_local=False).acquire(blocking=False)
     except Timeout:
         what = f"{path} is being written by another process"
         raise FldiagError(what, "wait for it, or stop it", usage=True) from None
     except OSError as error:
         raise FldiagError(f"cannot write to {path}: {error.strerror}", "choose another") from None
-    try:
+    with owner:
         yield
-    finally:
-        owner.release()
 
 
 def folder_size(path: Path) -> int:
@@ -407,8 +398,8 @@ def folder_size(path: Path) -> int:
 def same_model(*members: Run | Checkpoint) -> bool:
     """Whether the weights of two runs belong to one model: by names and shapes."""
     states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in members]
-    one, other = ({n: t.shape for n, t in state.items()} for state in states)
-    return one == other
+    a, b = ({n: t.shape for n, t in state.items()} for state in states)
+    return a == b
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:

@@ -90,9 +90,9 @@ class InProcess(Grid):
     )
 
 
-def start(out, strategy, rounds=2, *, broken=(), names=True, model=None):
+def start(out, strategy, rounds=2, model=None, **options):
     data, parts, net = world()
-    grid = InProcess(app(data, parts, net, names, broken))
+    grid = InProcess(app(data, parts, net, **options))
     arrays = data.train_x, data.train_y, data.test_x, data.test_y
     recorded = flower.record(strategy, out, model or net, data=arrays, clients=parts)
     assert recorded is strategy

@@ -53,8 +53,13 @@ def recorder(out, model=None, **options):
 
 
 @pytest.fixture
-def record(tmp_path):
-    with recorder(tmp_path / "run") as record:
+def out(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def record(out):
+    with recorder(out) as record:
         yield record
 
 
@@ -81,10 +86,10 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_weights_is_stored_to_the_bit(form, tmp_path):
+def test_every_form_of_weights_is_stored_to_the_bit(form, out):
     start, end, model = net(1), net(2), net(1)
     given = FORMS[form](end)
-    with recorder(tmp_path / "run", model) as record:
+    with recorder(out, model) as record:
         record.round(received=FORMS[form](start), clients={1: given}, aggregated=given)
     c = record.run.checkpoint(1)
     assert same(c.state, end.state_dict()) and same(model.state_dict(), start.state_dict())
@@ -103,8 +108,7 @@ def test_what_is_recorded_is_the_state_at_the_call(record):
     module = net()
     before = flat(module)
     record.client(0, module)
-    with torch.no_grad():
-        module.head.weight.zero_()
+    module.head.weight.data.zero_()
     record.round(aggregated=module)
     assert torch.equal(record.run.checkpoint(1).clients[0], before)
 
@@ -157,19 +161,19 @@ class Merging(Composed):
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-def test_a_model_whose_eval_merges_weights_is_refused_by_name(mode, tmp_path):
+def test_a_model_whose_eval_merges_weights_is_refused_by_name(mode, out):
     with refused(r"eval\(\) of the model rewrites"):
-        recorder(tmp_path / "run", Merging().train(mode))
-    assert not (tmp_path / "run").exists()
+        recorder(out, Merging().train(mode))
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("model", [Net, Composed], ids=["norm", "composed"])
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-def test_the_loss_is_that_of_the_users_own_eval(model, mode, tmp_path):
+def test_the_loss_is_that_of_the_users_own_eval(model, mode, out):
     torch.manual_seed(3)
     module, (x, y) = model().train(mode), (X[:9], Y[:9])
     z = copy.deepcopy(module).eval()(x).detach()
-    run = one_round(tmp_path / "run", module, test=(x, y))
+    run = one_round(out, module, test=(x, y))
     accuracy = float((z.argmax(1) == y).float().mean())
     assert value(run.metrics, "loss") == pytest.approx(float(cross_entropy(z, y)), rel=1e-5)
     assert value(run.metrics, "accuracy") == pytest.approx(accuracy)
@@ -188,10 +192,10 @@ def test_one_hot_labels_are_classes_and_a_note_says_so(targets, tmp_path):
     assert not any("classes" in note for note in plain.origin["notes"])
 
 
-def test_targets_that_are_numbers_have_half_their_squared_error(tmp_path):
+def test_targets_that_are_numbers_have_half_their_squared_error(out):
     y = torch.randn(24, 3)
     module = net().eval()
-    run = one_round(tmp_path / "run", module, data=(X, y))
+    run = one_round(out, module, data=(X, y))
     expected = (module(X) - y).square().sum(1).mean() / 2
     assert value(run.metrics, "loss") == pytest.approx(expected.item(), rel=1e-5)
     assert "accuracy" not in set(run.metrics["metric"])
@@ -205,13 +209,13 @@ CANNOT = {
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_a_test_that_cannot_be_made_is_a_note_and_one_warning(case, tmp_path):
+def test_a_test_that_cannot_be_made_is_a_note_and_one_warning(case, out):
     module, word = CANNOT[case]
-    with warnings.catch_warnings(record=True) as caught, recorder(tmp_path / "run", module) as r:
+    with warnings.catch_warnings(record=True) as caught, recorder(out, module) as r:
         warnings.simplefilter("always")
         for _ in range(2):
             r.round(received=module, clients={0: module}, aggregated=module, metrics={"lr": 1})
-    run = fldiag.load(tmp_path / "run")
+    run = fldiag.load(out)
     assert run.done == 2 and "loss" not in set(run.metrics["metric"])
     assert sum("could not be evaluated" in str(w.message) for w in caught) == 1
     assert any(word in note for note in run.origin["notes"])
@@ -239,9 +243,9 @@ TEXTS |= {"mask": torch.rand(24, 6, generator=RNG), "labels": Y}
 AT = {"moment": "aggregated", "scope": "global", "slice": "train"}
 
 
-def test_inputs_by_name(tmp_path):
+def test_inputs_by_name(out):
     module = Reader()
-    run = one_round(tmp_path / "run", module, data=TEXTS)
+    run = one_round(out, module, data=TEXTS)
     expected = cross_entropy(module(TEXTS["ids"], TEXTS["mask"])["logits"], Y).item()
     assert value(run.metrics, "loss") == pytest.approx(expected, rel=1e-5)
     table = fldiag.diagnose(run, "forgetting", model=module)
@@ -263,29 +267,28 @@ LAID = {
 
 
 @pytest.mark.parametrize("form", LAID)
-def test_every_form_of_data_and_clients_is_the_same_run(form, tmp_path):
+def test_every_form_of_data_and_clients_is_the_same_run(form, out, tmp_path):
     data, clients = LAID[form]
-    run = one_round(tmp_path / "run", data=data, clients=clients)
+    run = one_round(out, data=data, clients=clients)
     plain = one_round(tmp_path / "plain")
     for name in ("partition.npz", "data.npz"):
         assert run.files[name] == plain.files[name]
     assert run.about["provenance"]["data"] == plain.about["provenance"]["data"]
 
 
-def test_clients_have_test_examples_of_their_own(tmp_path):
+def test_clients_have_test_examples_of_their_own(out):
     tests = [[0, 2], [1, 3, 5]]
-    run = one_round(tmp_path / "run", test=(X[:6], Y[:6]), test_clients=tests)
+    run = one_round(out, test=(X[:6], Y[:6]), test_clients=tests)
     table = fldiag.diagnose(run, "fairness", model=net(), on="test", min_count=1)
-    with torch.no_grad():
-        right = (net().eval()(X[:6]).argmax(1) == Y[:6]).double()
+    right = (net().eval()(X[:6]).argmax(1) == Y[:6]).double()
     for k, index in enumerate(tests):
-        found = value(table, "accuracy", client=k, scope="client")
-        assert found == pytest.approx(float(right[index].mean()))
+        accuracy = value(table, "accuracy", client=k, scope="client")
+        assert accuracy == pytest.approx(float(right[index].mean()))
 
 
-def test_a_run_that_moved_brings_its_examples(tmp_path):
-    one_round(tmp_path / "run", test=(X[:9], Y[:9]))
-    (tmp_path / "run").rename(tmp_path / "other")
+def test_a_run_that_moved_brings_its_examples(out, tmp_path):
+    one_round(out, test=(X[:9], Y[:9]))
+    out.rename(tmp_path / "other")
     table = fldiag.diagnose(fldiag.load(tmp_path / "other", model=net()), "forgetting")
     assert set(table["slice"]) >= {"test", "client:0/train", "client:1/train"}
 
@@ -319,16 +322,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_call_is_one_error_that_leaves_nothing_behind(record, case, tmp_path):
+def test_a_wrong_call_is_one_error_that_leaves_nothing_behind(record, case, out):
     call, word = WRONG[case]
     fitting()(record)
-    before = sorted(p.name for p in (tmp_path / "run").rglob("*"))
+    before = sorted(p.name for p in out.rglob("*"))
     record.client(1, net(7), metrics={"b": 1.0})
     with refused(word):
         call(record)
-    assert sorted(p.name for p in (tmp_path / "run").rglob("*")) == before
+    assert sorted(p.name for p in out.rglob("*")) == before
     record.round(clients={0: net()}, aggregated=net())
-    run = fldiag.load(tmp_path / "run")
+    run = fldiag.load(out)
     assert run.done == 2 and run.checkpoint(2).client_ids == [0]
     assert "b" not in set(run.metrics["metric"])
 
@@ -347,7 +350,7 @@ def another_round():
     FORKED[-1].round(aggregated=net())
 
 
-def test_other_threads_and_forked_children_are_refused_in_words(record, tmp_path):
+def test_other_threads_and_forked_children_are_refused_in_words(record, out):
     FORKED.append(record)
     fork = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
     for other in (ThreadPoolExecutor(1), fork):
@@ -355,7 +358,7 @@ def test_other_threads_and_forked_children_are_refused_in_words(record, tmp_path
             other.submit(another_round).result()
     fitting()(record)
     record.close()
-    assert fldiag.load(tmp_path / "run").status == "finished"
+    assert fldiag.load(out).status == "finished"
 
 
 GIVEN = {
@@ -370,11 +373,11 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("case", GIVEN)
-def test_what_does_not_fit_is_refused_before_anything_is_written(case, tmp_path):
+def test_what_does_not_fit_is_refused_before_anything_is_written(case, out):
     options, word = GIVEN[case]
     with refused(word):
-        recorder(tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
+        recorder(out, **options)
+    assert not out.exists()
 
 
 # Frozen weights
@@ -387,17 +390,15 @@ def adapted(seed=0):
     return module
 
 
-def test_the_base_is_stored_once_and_must_not_move(tmp_path):
+def test_the_base_is_stored_once_and_must_not_move(out):
     module = adapted()
     other = copy.deepcopy(module)
-    with torch.no_grad():
-        other[1].weight.add_(1)
-    with recorder(tmp_path / "run", module, trainable=True) as record:
+    other[1].weight.data.add_(1)
+    with recorder(out, module, trainable=True) as record:
         half = {n: v.double() / 3 * 3 for n, v in other.state_dict().items()}
         record.round(received=module, clients={0: other, 1: half}, aggregated=other)
         moved = copy.deepcopy(other)
-        with torch.no_grad():
-            moved[0].weight[0, 0] += 0.1
+        moved[0].weight.data[0, 0] += 0.1
         with refused(r"0\.weight .*client 1"):
             record.round(clients={0: other, 1: moved}, aggregated=other)
         with refused("aggregated"):
@@ -413,7 +414,7 @@ def test_the_base_is_stored_once_and_must_not_move(tmp_path):
 # Going on
 
 
-def test_a_run_goes_on_as_one_that_never_stopped(tmp_path):
+def test_a_run_goes_on_as_one_that_never_stopped(out, tmp_path):
     nets = [net(i) for i in range(4)]
 
     def play(record, rounds):
@@ -422,12 +423,12 @@ def test_a_run_goes_on_as_one_that_never_stopped(tmp_path):
 
     with recorder(tmp_path / "whole") as record:
         play(record, (1, 2, 3))
-    first = recorder(tmp_path / "run")
+    first = recorder(out)
     play(first, (1,))
-    with (tmp_path / "run" / "rounds.jsonl").open("ab") as file:
+    with (out / "rounds.jsonl").open("ab") as file:
         file.write(b'{"half a line')
-    (tmp_path / "run" / "rounds" / "0002.safetensors").write_bytes(b"half a file")
-    with recorder(tmp_path / "run", resume=True) as record:  # in the place of the first
+    (out / "rounds" / "0002.safetensors").write_bytes(b"half a file")
+    with recorder(out, resume=True) as record:  # in the place of the first
         play(record, (2, 3))
     with refused("closed"):
         play(first, (2,))
@@ -448,11 +449,11 @@ def test_a_run_goes_on_as_one_that_never_stopped(tmp_path):
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_a_run_goes_on_with_its_own_model_data_and_partition_alone(options, tmp_path):
-    one_round(tmp_path / "run")
+def test_a_run_goes_on_with_its_own_model_data_and_partition_alone(options, out):
+    one_round(out)
     with refused("model" if "model" in options else "recorded with another"):
-        recorder(tmp_path / "run", resume=True, **options)
-    recorder(tmp_path / "run", resume=True).close()
+        recorder(out, resume=True, **options)
+    recorder(out, resume=True).close()
 
 
 CUT = {
@@ -464,7 +465,7 @@ CUT = {
 
 @pytest.mark.parametrize("case", CUT)
 def test_a_round_that_is_cut_short_counts_once_its_line_is_on_the_disk(
-    record, case, tmp_path, monkeypatch
+    record, case, out, monkeypatch
 ):
     owner, name, kind, rounds = CUT[case]
     real, signals = getattr(owner, name), [kind("no space left")]
@@ -480,13 +481,13 @@ def test_a_round_that_is_cut_short_counts_once_its_line_is_on_the_disk(
         fitting()(record)
     record.round(clients={1: net(5)}, aggregated=net(5))
     record.close()
-    run = fldiag.load(tmp_path / "run")
+    run = fldiag.load(out)
     assert (run.rounds, run.status) == (rounds, "finished")
     assert run.checkpoint().client_ids == [1]
 
 
 @pytest.mark.parametrize("count", [0, 3, 5, 7])
-def test_a_disk_that_is_full_at_the_start_is_no_obstacle_later(count, tmp_path, monkeypatch):
+def test_a_disk_that_is_full_at_the_start_is_no_obstacle_later(count, out, monkeypatch):
     """Full after so many flushes: at the partition, the data, the lines, or run.json."""
     flush, done = files.os.fsync, []
 
@@ -497,15 +498,15 @@ def test_a_disk_that_is_full_at_the_start_is_no_obstacle_later(count, tmp_path, 
 
     with monkeypatch.context() as disk, refused("no space"):
         disk.setattr(files.os, "fsync", full)
-        recorder(tmp_path / "run")
-    one_round(tmp_path / "run")
+        recorder(out)
+    one_round(out)
 
 
-def test_training_in_a_recorded_federation_with_inputs_of_several_tensors(tmp_path):
+def test_training_in_a_recorded_federation_with_inputs_of_several_tensors(out, tmp_path):
     module = Reader()
-    one_round(tmp_path / "run", module, data=TEXTS, test=TEXTS)
+    one_round(out, module, data=TEXTS, test=TEXTS)
     keys = {"model.name": "mlp", "rounds": 1, "train.epochs": 1, "train.batch_size": 24}
-    config = of_run(fldiag.load(tmp_path / "run"), keys)
+    config = of_run(fldiag.load(out), keys)
     setup = Setup(config, module=module)
     run = fldiag.train(config, out=tmp_path / "trained", setup=setup)
     expected, lr = copy.deepcopy(module), config.train.lr
