@@ -38,8 +38,6 @@ from fldiag.errors import FldiagError, __version__, first_line
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 NAMES = re.compile(r"serial|processes(:[1-9]\d*)?|dask(:.+:.+)?")
-#: Units under way at a time, where the number of workers is not known.
-WINDOW = 256
 
 
 def check_executor(executor: str | Executor) -> str | Executor:
@@ -51,8 +49,7 @@ def check_executor(executor: str | Executor) -> str | Executor:
     >>> check_executor("processes:4")
     'processes:4'
     """
-    is_named = isinstance(executor, str) and NAMES.fullmatch(executor)
-    if not is_named and not callable(getattr(executor, "submit", None)):
+    if not NAMES.fullmatch(str(executor)) and not hasattr(executor, "submit"):
         raise FldiagError(
             f"{executor!r} is no executor",
             "give serial, processes:4, dask or dask:tcp://HOST:8786",
@@ -212,11 +209,11 @@ def open_pool(
     pool, workers = Pool(work, name), max(1, joblib.cpu_count() // count)
     with _safe_start():
         if not isinstance(executor, str):
-            pool.start([executor] * WINDOW)
+            pool.start([executor] * 256)  # as many under way, whatever the number of workers
         elif kind == "processes":
             pool.start([_process(pool) for _ in range(int(suffix or workers))])
         elif kind == "dask":
-            pool.start([_dask(pool, suffix, workers)] * WINDOW)
+            pool.start([_dask(pool, suffix, workers)] * 256)
     return pool
 
 

@@ -60,7 +60,9 @@ def prune(
 
     pairs = [(one, select_rounds(keep, one.rounds)) for one in map(Run.open, run)]
     rows = [
-        {"run": one.name, "unneeded file": file} for one, r in pairs for file in one.unneeded(r)
+        {"run": one.name, "unneeded file": file}
+        for one, r in pairs
+        for file in one.prune(r, dry=True)
     ]
     console.table(rows)
     if rows and not yes:

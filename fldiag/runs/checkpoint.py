@@ -35,6 +35,7 @@ from fldiag.errors import FldiagError, first_line
 from fldiag.results import files
 
 State = dict[str, Tensor]
+Json = dict[str, Any]
 #: Weights as transformers names them, the safest first.
 PRETRAINED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 #: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
@@ -70,7 +71,7 @@ class Checkpoint:
 
     path: Path
     state: State
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Json = field(default_factory=dict)
     received: Tensor | None = None
     clients: Tensor | None = None
     buffers: State = field(default_factory=dict)
@@ -90,14 +91,14 @@ class Checkpoint:
         return self.manifest.get("round")
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """The run's config, as the manifest has it."""
-        return dict(self.manifest.get("config", {}))
+        return self.manifest.get("config", {})  # type: ignore[no-any-return]
 
     @property
     def client_ids(self) -> list[int]:
         """The clients whose trained weights it holds, in the order of the rows of ``clients``."""
-        return list(self.manifest.get("clients", []))
+        return self.manifest.get("clients", [])  # type: ignore[no-any-return]
 
     @property
     def label(self) -> str:
@@ -121,7 +122,7 @@ class Checkpoint:
 # Writing
 
 
-def pack(about: Mapping[str, Any], **tensors: Any) -> bytes:
+def pack(about: Json, **tensors: Any) -> bytes:
     """The bytes of a safetensors file.
 
     Args:
@@ -146,12 +147,13 @@ def trust_files() -> None:
     os.environ[TRUST] = "1"
 
 
-def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
+def read_checkpoint(path: str | Path, key: str | None = None, **more: Any) -> Checkpoint:
     """A checkpoint of fldiag, a state_dict in whatever container, or a folder that transformers wrote.
 
     Args:
         path: The file or folder.
         key: Which of several sets of weights in a foreign file, such as ``model_ema``.
+        more: Fields of the checkpoint that its file does not say.
 
     Raises:
         FldiagError: It cannot be read, holds objects, no weights, or several sets of weights.
@@ -159,12 +161,12 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     path = weights_file(Path(path))
     content = read_tensors(path)
     if key is not None or "manifest" not in content:
-        return Checkpoint(path, _weights(path, content, key), key=key or "")
+        return Checkpoint(path, _weights(path, content, key), key=key or "", **more)
     try:
         manifest = content["manifest"]
         manifest = json.loads(manifest) if isinstance(manifest, str) else dict(manifest)
-        tensors = {name: content[name] for name in GROUPS if name in content}
-        return Checkpoint(path, dict(content["model"]), manifest, **tensors)
+        more |= {name: content[name] for name in GROUPS if name in content}
+        return Checkpoint(path, dict(content["model"]), manifest, **more)
     except (ValueError, KeyError, TypeError) as error:
         raise FldiagError(f"{path}: its manifest is not valid ({first_line(error)})") from None
 
@@ -174,7 +176,7 @@ def weights_file(path: Path) -> Path:
     return next((path / name for name in PRETRAINED if (path / name).is_file()), path)
 
 
-def read_tensors(path: Path) -> dict[str, Any]:
+def read_tensors(path: Path) -> Json:
     """What a ``.safetensors`` or ``.npz`` file holds, or a ``.pt`` file of any other name; of an index all its parts.
 
     Raises:
@@ -213,11 +215,11 @@ def _index(path: Path) -> State:
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _safetensors(path: Path) -> dict[str, Any]:
+def _safetensors(path: Path) -> Json:
     with safe_open(path, framework="pt") as file:
         flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
-    content: dict[str, Any] = json.loads(metadata.get(ABOUT, "{}"))
+    content: Json = json.loads(metadata.get(ABOUT, "{}"))
     if not content:
         return flat
     for name in content.pop("names"):
@@ -268,7 +270,7 @@ def _pt(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _weights(path: Path, content: dict[str, Any], key: str | None) -> State:
+def _weights(path: Path, content: Json, key: str | None) -> State:
     """The file's own tensors, or the set in it, which ``key`` names where there are several."""
     if key is None and _is_state(content):
         return content

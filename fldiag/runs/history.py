@@ -23,12 +23,11 @@ from fldiag.problem.data import convert, cut
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import Checkpoint
+from fldiag.runs.checkpoint import Checkpoint, State
 from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
 from fldiag.runs.pool import ExamplePool, ExampleScores, Weights, evaluate
 from fldiag.runs.run import Run
 
-Buffers = dict[str, Tensor]
 NOTHING = torch.empty(0)
 
 
@@ -50,11 +49,11 @@ class Stored:
     ids: tuple[int, ...] = ()
     clients: Tensor = NOTHING
     received: Tensor = NOTHING
-    buffers: Buffers = field(default_factory=dict)
-    client_buffers: Buffers = field(default_factory=dict)
-    received_buffers: Buffers = field(default_factory=dict)
+    buffers: State = field(default_factory=dict)
+    client_buffers: State = field(default_factory=dict)
+    received_buffers: State = field(default_factory=dict)
     starts: Tensor | None = None
-    start_buffers: Buffers = field(default_factory=dict)
+    start_buffers: State = field(default_factory=dict)
 
     def client(self, j: int) -> Weights:
         """Row j of the clients with its buffers."""
@@ -162,25 +161,24 @@ class History:
         return self._current
 
     def _read(self, r: int) -> Stored:
-        rounds, c = self.run.rounds, self.run.checkpoint(r)
+        c, is_known = self.run.checkpoint(r), r - 1 in self.run.rounds
         aggregated, buffers = self._weights(c)
-        before, is_first = self.network.buffers, r == 1 and 0 not in rounds
-        is_lost = bool(buffers) and not is_first and r - 1 not in rounds
+        is_lost = bool(buffers) and r != 1 and not is_known
         if c.clients is None or c.received is None or is_lost:
             return Stored(r, aggregated, buffers=buffers)
-        if buffers and not is_first:
+        before = self.network.buffers
+        if buffers and is_known:
             before = self._weights(self.run.checkpoint(r - 1))[1]
-        finite = torch.isfinite(c.clients).all(1)
-        for k, is_finite in zip(c.client_ids, finite.tolist(), strict=True):
-            if not is_finite:
-                self.note(r, f"the trained weights of client {k} are not finite: left out", k)
-
+        finite = torch.isfinite(c.clients).all(1).nonzero().flatten()
+        ids = tuple(c.client_ids[j] for j in finite)
+        for k in sorted({*c.client_ids}.difference(ids)):
+            self.note(r, f"the trained weights of client {k} are not finite: left out", k)
         rows = {"clients": c.clients, "client_buffers": c.buffers, "start_buffers": c.start_buffers}
         rows |= {} if c.starts is None else {"starts": c.starts}
         return Stored(
             r,
             aggregated,
-            tuple(k for k, is_finite in zip(c.client_ids, finite, strict=True) if is_finite),
+            ids,
             received=c.received.to(self.device, self.dtype),
             buffers=buffers,
             received_buffers=before,
@@ -203,17 +201,18 @@ class History:
             FldiagError: A round cannot be read, or none has client weights.
         """
         self._begin()
-        rounds = self.rounds if every_round else self.rounds[::-1]
-        usable = (stored for stored in map(self.stored, rounds) if stored.ids)
-        first = next(usable, None)
-        if first is None:
+        is_empty = True
+        for r in self.rounds if every_round else self.rounds[::-1]:
+            if (stored := self.stored(r)).ids:
+                is_empty = False
+                yield stored
+                if not every_round:
+                    return
+        if is_empty:
             raise FldiagError(
                 f"{self.name} holds no round with client weights",
                 "train with --set checkpoint.clients=sampled, or record what clients received and made",
             )
-        yield first
-        if every_round:
-            yield from usable
 
     def map_rounds(
         self,
@@ -322,14 +321,12 @@ class History:
     def final_rows(self) -> list[Row]:
         """Loss and accuracy of the last round's aggregated model on the split by which it is judged; none where there are no
         examples, or where the model gives no numbers."""
-        if self._pool is None:
-            return []
         last = self.stored(self.rounds[-1])
         about = {"round": last.round, "scope": "global", "moment": "aggregated"}
         try:
-            problem = self.problem(last.end, self._pool.test, self._pool.split, **about)
+            problem = self.problem(last.end, self.pool.test, self.pool.split, **about)
             return [{**problem.common, **row} for row in problem.centre.rows(problem)]
-        except FldiagError:  # a diverged run still has weights to compare
+        except FldiagError:  # without examples, or diverged, there are weights to compare
             return []
 
     def weights(self, ids: Sequence[int]) -> np.ndarray:

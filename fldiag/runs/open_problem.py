@@ -22,7 +22,7 @@ from fldiag.problem.loss import is_probabilities
 from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
-from fldiag.runs.checkpoint import Checkpoint, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, State, read_tensors
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
 
@@ -87,8 +87,8 @@ def open_problem(
         label, weights = f"{label} client {client}", _client(checkpoint, client)
         labels = {"moment": "trained", "scope": "client", "client": client}
     if checkpoint.manifest:
-        labels["method"] = str(checkpoint.config["method"].get("name"))
-        labels |= {"round": checkpoint.round, "seed": checkpoint.manifest["seed"]}
+        method = str(checkpoint.config["method"].get("name"))
+        labels |= {"method": method, "round": checkpoint.round, "seed": checkpoint.manifest["seed"]}
     problem = Problem(
         build_module(checkpoint, content),
         usual if loss is None else _criterion(loss),
@@ -129,29 +129,29 @@ def load_data(
     if isinstance(source, str) and user_code.is_code(source):
         content = sources.call_loader(source)
         source = source if isinstance(content, Dataset) or is_split(content) else content
-    if isinstance(source, (str, Path)):
-        section = DataSection(name=str(source), root=root, normalise=normalise)
-        return data.load(section, download=download)
-    if normalise is not None:
+    is_named = isinstance(source, (str, Path))
+    if is_named:
+        spec = {"name": str(source), "normalise": normalise}
+    elif normalise is not None:
         raise FldiagError(
             f"normalise = {normalise!r} is for data that are given by name, and these are not",
             "leave it out, or give the data: --data npz:PATH",
             usage=True,
         )
-    if source is not None:
+    elif source is not None:
         return dataset_of(source) if is_split(source) else source
-    if "name" not in spec:
+    elif "name" not in spec:
         raise FldiagError(
             f"{c.path} does not say which data it belongs to",
             "give them: --data digits | npz:PATH | csv:PATH | pkg.mod:loader",
             usage=True,
         )
+    elif file := c.beside("data.npz"):
+        spec = {**spec, "name": f"npz:{file}"}
     section = DataSection(**{**spec, "root": root or spec.get("root")})
-    if (file := c.beside("data.npz")) is not None:
-        section = section.model_copy(update={"name": f"npz:{file}"})
     dataset = data.load(section, download=download)
     fingerprint, trained = dataset.fingerprint(), c.manifest.get("provenance", {}).get("data")
-    if trained and fingerprint != trained:
+    if trained and not is_named and fingerprint != trained:
         raise FldiagError(
             f"the data set {section.name!r} found here is not the one {c.path} was trained on (fingerprint "
             f"{fingerprint}, not {trained})",
@@ -160,11 +160,9 @@ def load_data(
     return dataset
 
 
-def load_dataset(
-    c: Checkpoint, root: str | None = None, download: bool = False, normalise: Any = None
-) -> Dataset:
+def load_dataset(c: Checkpoint, *source: Any) -> Dataset:
     """The same, as a data set."""
-    content = load_data(c, root, download, normalise)
+    content = load_data(c, *source)
     return content if isinstance(content, Dataset) else dataset_of(content)
 
 
@@ -185,12 +183,10 @@ def build_module(c: Checkpoint, content: Any) -> nn.Module:
 def _built(c: Checkpoint, content: Any) -> nn.Module:
     if isinstance(c.model, nn.Module):
         return c.model
-    if c.model is not None:
-        user_code.allow(c.model)
-        return models.build(str(c.model), *_shapes(c, content))
-    if not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
+    user_code.allow(c.model)
+    if c.model is None and not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
         return pretrained.build(c.path.parent)
-    spec = dict(c.config.get("model", {}))
+    spec = dict(c.config.get("model", {})) if c.model is None else {"name": str(c.model)}
     if "name" not in spec:
         raise FldiagError(
             f"{c.path} does not say which model its weights belong to",
@@ -198,26 +194,24 @@ def _built(c: Checkpoint, content: Any) -> nn.Module:
             "net() in own_loop.py; in Python: fldiag.load(PATH, model=net)",
             usage=True,
         )
-    name, shape = str(spec.pop("name")), tuple(c.manifest["shape"])
-    most = sum(t.numel() for t in c.state.values())
-    return models.build(
-        name, shape, c.manifest["classes"], spec, seed=c.manifest["seed"], most=most
-    )
+    seed, most = c.manifest.get("seed", 0), sum(t.numel() for t in c.state.values())
+    name = spec.pop("name")
+    return models.build(name, *_shapes(c, content), spec, seed=seed, most=most)
 
 
 def _shapes(c: Checkpoint, content: Any) -> tuple[tuple[int, ...] | None, int]:
-    """The shape of an example and the number of classes, of the examples or as the manifest has them."""
+    """The shape of an example and the number of classes, as the manifest has them, or of the examples."""
+    if c.manifest.get("shape"):
+        return tuple(c.manifest["shape"]), c.manifest["classes"]
     if isinstance(content, Dataset):
         return content.shape, content.classes
-    if c.manifest:
-        return tuple(c.manifest["shape"]), c.manifest["classes"]
     examples = as_slice(content)
     x, y = examples.batch(0, examples.n)
     is_plain = isinstance(x, Tensor) and isinstance(y, Tensor)
     return (tuple(x.shape[1:]), count_classes(y)) if is_plain else (None, 0)
 
 
-def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _client(c: Checkpoint, client: int) -> tuple[Tensor, State]:
     """A client's weights [P] and buffers."""
     if c.clients is None or client not in c.client_ids:
         raise FldiagError(
@@ -232,7 +226,7 @@ def _client(c: Checkpoint, client: int) -> tuple[Tensor, dict[str, Tensor]]:
 # The frozen weights beneath adapters: once in a run, named by their hash in every checkpoint
 
 
-def _frozen(module: nn.Module) -> dict[str, Tensor]:
+def _frozen(module: nn.Module) -> State:
     """In single precision, whatever it trains in."""
     return {name: t.float() for name, t in lora.frozen_weights(module).items()}
 
@@ -278,8 +272,7 @@ def check_merging(module: nn.Module) -> None:
     """Raises FldiagError for a module whose eval() rewrites its weights."""
     probe = copy_module(module).train()
     before = copy.deepcopy(probe.state_dict())
-    after = probe.eval().state_dict()
-    if not same({n: after.get(n, t) for n, t in before.items()}, before):
+    if not same(before, {**before, **probe.eval().state_dict()}):
         raise FldiagError(
             "eval() of the model rewrites its weights (adapters that merge), so that it is not what the stored weights say",
             "give the model with adapters that do not merge",

@@ -105,9 +105,9 @@ class ExamplePool:
 def stack_size(network: Network, shape: tuple[int, ...], count: int) -> tuple[int, int]:
     """How many of so many models are evaluated side by side, and on how many examples at a time: a fixed rule on the
     architecture, never timed."""
-    is_several = network.stackable and count > 1  # counting imports what one model does not need
-    macs = forward_macs(network.module, shape) if is_several else STACK_BELOW
-    if macs >= STACK_BELOW:
+    if count < 2 or not network.stackable:  # counting imports what one model does not need
+        return 1, BATCH
+    if (macs := forward_macs(network.module, shape)) >= STACK_BELOW:
         return 1, BATCH
     size = STACK_WORK // max(macs * min(count, STACK), 1)
     return STACK, min(BATCH, max(100, size))

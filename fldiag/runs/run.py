@@ -22,7 +22,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from torch.utils.data import default_collate
 from fldiag.errors import FldiagError, check_name, counted
 from fldiag.results import files
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import Checkpoint, State, pack, read_checkpoint, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, Json, State, pack, read_checkpoint, read_tensors
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -68,12 +67,12 @@ class Run:
     ([1, 2], 2, [1, 2])
     """
 
-    def __init__(self, path: Path, about: dict[str, Any]):
+    def __init__(self, path: Path, about: Json):
         check_name(path)
         self.path, self.name, self.about = path, path.name, about
         self.model: Any = None
         self.data: Any = None
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Json] = []
         self.files: dict[str, str] = dict(about["files"])  # name -> sha256
         #: Client (SERVER: the server) -> file and row of its newest state.
         self.state_of: dict[int, tuple[str, int]] = {}
@@ -90,9 +89,8 @@ class Run:
             FldiagError: There is none, one of another format, or one whose run.json or lines were changed.
         """
         path = Path(path)
-        stored = _checkpoints(
-            path
-        )  # first: of a run that is being trained the lines are then newer
+        # the folder first: of a run that is being trained the lines are then newer
+        stored = _checkpoints(path)
         try:
             text, lines = ((path / name).read_bytes() for name in (ABOUT, LINES))
         except OSError as error:
@@ -135,9 +133,9 @@ class Run:
         return Config.model_validate(self.about["config"])
 
     @property
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> Json:
         """Of rounds that another program trained: ``notes``, on what was missing; empty for runs of fldiag."""
-        return dict(self.about.get("origin", {}))
+        return self.about.get("origin", {})  # type: ignore[no-any-return]
 
     @property
     def rounds(self) -> list[int]:
@@ -155,11 +153,11 @@ class Run:
         if r not in self.rounds:
             what = f"run {self.path} has no checkpoint of round {r}"
             raise FldiagError(what, f"the last are {self.rounds[-3:]}", usage=True)
-        checkpoint = read_checkpoint(self.verified(self.round_file(r)))
-        return replace(checkpoint, run=self, model=self.model, data=self.data)
+        file = self.verified(self.round_file(r))
+        return read_checkpoint(file, run=self, model=self.model, data=self.data)
 
     @property
-    def common(self) -> dict[str, Any]:
+    def common(self) -> Json:
         """What stands in every row of this run's tables."""
         config = self.about["config"]
         return {"run": self.name, "method": config["method"].get("name"), "seed": config["seed"]}
@@ -167,8 +165,8 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each number of a round. What was measured at the end counts until the run gets more rounds."""
-        end = self.done if self.status == "finished" else None
-        records = [r for r in self.records if r.get("status") != "finished" or r["round"] == end]
+        stored = self.records
+        records = (r for r in stored if r.get("status") != "finished" or r["round"] == self.done)
         return table((row for record in records for row in record["rows"]), **self.common)
 
     def verified(self, name: str) -> Path:
@@ -217,9 +215,7 @@ class Run:
     # Writing
 
     @staticmethod
-    def create(
-        path: Path, config: Mapping[str, Any], provenance: Mapping[str, Any], **about: Any
-    ) -> Run:
+    def create(path: Path, config: Json, provenance: Json, **about: Any) -> Run:
         """A new run in a folder that holds no files of one; what never changes is written with ``put`` before ``begin``.
 
         Raises:
@@ -264,14 +260,12 @@ class Run:
         self._new[name] = ""  # also of a write that fails something may be there
         self._new[name] = files.write_atomic(self.path / name, writer)
 
-    def put_tensors(self, name: str, about: Mapping[str, Any], **tensors: Any) -> None:
+    def put_tensors(self, name: str, about: Json, **tensors: Any) -> None:
         """Write a file of tensors and plain values (see ``pack``)."""
         content = pack(about, **tensors)
         self.put(name, lambda f: f.write(content))
 
-    def put_checkpoint(
-        self, round: int, manifest: Mapping[str, Any], state: State, **tensors: Any
-    ) -> None:
+    def put_checkpoint(self, round: int, manifest: Json, state: State, **tensors: Any) -> None:
         """Write the checkpoint of a round: the model and what goes with it (see ``checkpoint``)."""
         name = self.round_file(round)
         self.put_tensors(name, {"manifest": manifest}, model=state, **tensors)
@@ -280,7 +274,7 @@ class Run:
         """Write the table of a round's local steps."""
         self.put(f"steps/{round:04d}.parquet", lambda f: frame.to_parquet(f, index=False))
 
-    def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> dict[str, Any]:
+    def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> Json:
         """Write what the server and these clients carry on; returns what the round's line says of it."""
         ids, name = sorted(clients), f"state/{round:04d}.safetensors"
         rows = default_collate([clients[i] for i in ids]) if ids else {}
@@ -332,47 +326,45 @@ class Run:
 
     # Removing
 
-    def unneeded(self, rounds: Collection[int] | None = None) -> list[str]:
-        """Names of the files that can go: the clients' states, without which the run cannot be given more rounds, and the
-        checkpoints of all rounds but ``rounds`` (None: none) and the last."""
-        others = [] if rounds is None else {*self.rounds[:-1]}.difference(rounds)
-        states = [name for name in self.files if name.startswith("state/")]
-        return [*map(self.round_file, sorted(others)), *states]
+    def prune(self, rounds: Collection[int] | None = None, *, dry: bool = False) -> list[str]:
+        """Remove the clients' states, without which the run cannot be given more rounds, and the checkpoints of all rounds but
+        ``rounds`` (None: none) and the last. Returns the files' names, also where ``dry`` leaves them there.
 
-    def prune(self, rounds: Collection[int] | None = None) -> None:
-        """Remove what is ``unneeded``. Raises FldiagError for a run that is not finished."""
+        Raises:
+            FldiagError: The run is not finished.
+        """
         if self.status == "unfinished":
             raise FldiagError(f"{self.path} is not finished", "finish it: --resume", usage=True)
-        with lock(self.path):
-            self.append(self.done, [], status=self.status, removed=self.unneeded(rounds))
+        others = [] if rounds is None else sorted({*self.rounds[:-1]}.difference(rounds))
+        names = [*map(self.round_file, others), *(n for n in self.files if n.startswith("state/"))]
+        if not dry:
+            with lock(self.path):
+                self.append(self.done, [], status=self.status, removed=names)
+        return names
 
 
-class ClientStates:
-    """What the clients of a run carry from round to round. A row is read when it is asked for.
+class ClientStates(dict[int, State]):
+    """What clients carry from round to round: the states that are not stored yet. ``get`` reads any other from the run.
 
     Args:
         run: The run; the files are verified now.
     """
 
     def __init__(self, run: Run):
+        super().__init__()
         self.run = run
-        self.new: dict[int, State] = {}  # not stored yet
         for name in {file for file, _ in run.state_of.values()}:
             run.verified(name)
 
-    def get(self, client: int, default: State | None = None) -> Any:
+    def get(self, client: int, default: Any = None) -> Any:
         """A client's state (name -> tensor), or the default for one that has none."""
-        if client in self.new or client not in self.run.state_of:
-            return self.new.get(client, default)
+        if client in self or client not in self.run.state_of:
+            return super().get(client, default)
         name, j = self.run.state_of[client]
         with safe_open(self.run.path / name, framework="pt") as file:
             names = [key for key in file.keys() if key.startswith("clients/")]  # noqa: SIM118
             # clones: a slice holds on to the whole file
             return {n.partition("/")[2]: file.get_slice(n)[j : j + 1][0].clone() for n in names}
-
-    def update(self, states: Mapping[int, State]) -> None:
-        """The new states of some clients; in memory until they are stored."""
-        self.new.update(states)
 
 
 @contextlib.contextmanager
@@ -385,20 +377,17 @@ def lock(path: Path) -> Iterator[None]:
     for entry in path.rglob("*"):
         if entry.is_symlink():
             raise files.link_error(entry)
-    # a recorder may be closed by another thread
-    owner = FileLock(path / LOCK, blocking=False, thread_local=False)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        owner.acquire()
+        # a recorder may be closed by another thread
+        owner = FileLock(path / LOCK, thread_local=False).acquire(blocking=False)
     except Timeout:
         what = f"{path} is being written by another process"
         raise FldiagError(what, "wait for it, or stop it", usage=True) from None
     except OSError as error:
         raise FldiagError(f"cannot write to {path}: {error.strerror}", "choose another") from None
-    try:
+    with owner:
         yield
-    finally:
-        owner.release()
 
 
 def folder_size(path: Path) -> int:
@@ -409,8 +398,8 @@ def folder_size(path: Path) -> int:
 def same_model(*members: Run | Checkpoint) -> bool:
     """Whether the weights of two runs belong to one model: by names and shapes."""
     states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in members]
-    one, other = ({n: t.shape for n, t in state.items()} for state in states)
-    return one == other
+    a, b = ({n: t.shape for n, t in state.items()} for state in states)
+    return a == b
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -428,7 +417,7 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     if file.parent.name != "rounds" or not (folder / ABOUT).is_file():
         return read_checkpoint(path, key)
     run = Run.open(folder)
-    return replace(read_checkpoint(run.verified(f"rounds/{file.name}"), key), run=run)
+    return read_checkpoint(run.verified(f"rounds/{file.name}"), key, run=run)
 
 
 def _checkpoints(path: Path) -> set[str]:
@@ -445,16 +434,15 @@ def select_rounds(
     """
     if text is None or text == "all":
         return None
-    words = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
     rounds: set[int] = set()
     try:
-        for word in map(str, words):
+        for word in re.findall(r"[^\s,()\[\]]+", str(text)):
+            kind, _, step = word.rpartition(":")
             first, dash, last = word.partition("-")
-            every = word.removeprefix("every:")
             if word == "last":
                 rounds.update(stored_rounds[-1:])
-            elif every != word:
-                rounds.update(r for r in stored_rounds if r % int(every) == 0)
+            elif kind == "every":
+                rounds.update(r for r in stored_rounds if r % int(step) == 0)
             elif dash:
                 rounds.update(r for r in stored_rounds if int(first) <= r <= int(last))
             else:

@@ -243,10 +243,10 @@ def _store(
     }
     state = {**setup.network.layout.views(federation.w), **federation.buffers}
     run.put_checkpoint(r, manifest, state, **tensors)
-    if federation.state or run.states.new:
-        facts |= run.put_state(r, federation.state, run.states.new)
+    if federation.state or run.states:
+        facts |= run.put_state(r, federation.state, run.states)
     run.append(r, rows, **facts)
-    run.states.new.clear()
+    run.states.clear()
 
 
 def round_rows(

@@ -19,6 +19,9 @@ from fldiag import execution, user_code
 from fldiag.errors import FldiagError
 from fldiag.execution import check_executor, open_pool, shard_of, threads
 
+DASK = pytest.param("dask", marks=pytest.mark.slow)
+on_workers = pytest.mark.parametrize("executor", ["processes:2", DASK])
+
 
 def draw(state, seed):
     """A sum whose last bits depend on the number of threads, a draw from PyTorch's global generator; the code that may be imported."""
@@ -34,10 +37,6 @@ def die(state, unit):
     return unit
 
 
-def folders(state, unit):
-    return sys.path
-
-
 @pytest.fixture(autouse=True)
 def _workers_find_this_file(monkeypatch):
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
@@ -48,9 +47,7 @@ def state():
     return torch.randn(100_003, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
-    "executor", ["processes:2", "threads", pytest.param("dask", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("executor", ["processes:2", "threads", DASK])
 def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch):
     monkeypatch.setattr(user_code, "ALLOWED", {"mine:net"})
     executor = ThreadPoolExecutor(2) if executor == "threads" else executor
@@ -61,7 +58,7 @@ def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch
     assert {(count, is_allowed) for _, count, is_allowed in here} == {(1, True)}
 
 
-@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+@on_workers
 def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
     with (
         open_pool(executor, die, None, name=lambda unit: f"unit {unit}") as pool,
@@ -93,48 +90,27 @@ def test_shards_are_all_of_a_plan_each_item_once():
             shard_of(range(10), text)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes:2", "dask"])
-def test_workers_do_not_import_from_the_working_directory(executor, tmp_path):
-    for name in ("multiprocessing", "signal"):
-        (tmp_path / f"{name}.py").write_text("open('HIT', 'a').write('x')\nraise ImportError\n")
-    code = (
-        f"from fldiag.execution import open_pool; from test_executors import folders\n"
-        f"if __name__ == '__main__':\n with open_pool({executor!r}, folders, None) as pool: print(list(pool.map([1, 2])))"
-    )
-    script = tmp_path.parent / "script.py"
-    script.write_text(code)
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path) not in done.stdout.split("'") and not (tmp_path / "HIT").exists()
-
-
 @pytest.fixture(scope="module")
 def config():
-    return fldiag.Config.load(
-        "digits",
-        rounds=2,
-        model__name="mlp",
-        model__hidden=[8],
-        clients__total=6,
-        clients__per_round=3,
-        train__epochs=1,
-        method__name="scaffold",
-        checkpoint__clients="sampled",
-    )
+    shape = {"model__name": "mlp", "model__hidden": [8], "clients__total": 6}
+    how = {"clients__per_round": 3, "train__epochs": 1, "checkpoint__clients": "sampled"}
+    return fldiag.Config.load("digits", rounds=2, method__name="scaffold", **shape, **how)
 
 
-@pytest.mark.parametrize("executor", ["processes:2", pytest.param("dask", marks=pytest.mark.slow)])
+def same(one, other, rounds):
+    """Whether two runs have the same weights after these rounds."""
+    for r in rounds:
+        a, b = one.checkpoint(r), other.checkpoint(r)
+        assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+        assert np.array_equal(a.clients, b.clients)
+    return True
+
+
+@on_workers
 def test_training_and_diagnostics_give_the_same_bits(config, executor, tmp_path):
     here = fldiag.train(config, out=tmp_path / "here")
     there = fldiag.train(config, out=tmp_path / "there", executor=executor)
-    for r in (1, 2):
-        a, b = here.checkpoint(r), there.checkpoint(r)
-        assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
-        assert np.array_equal(a.clients, b.clients)
+    assert same(here, there, (1, 2))
     rows = [run.metrics.drop(columns="run") for run in (here, there)]
     pd.testing.assert_frame_equal(*rows, check_exact=True)
     tables = [
@@ -155,27 +131,48 @@ def test_a_run_whose_worker_died_goes_on_with_the_same_bits(config, tmp_path):
     with pytest.raises(FldiagError, match=r"its worker died.*--resume"):
         fldiag.train(config, out=tmp_path / "other", executor="processes:1", on_event=kill)
     other = fldiag.train(config, out=tmp_path / "other", executor="processes:1", resume=True)
-    a, b = whole.checkpoint(4), other.checkpoint(4)
-    assert all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+    assert same(whole, other, (4,))
 
 
-def blocked(_, unit):
+def folders(state, unit):
+    return sys.path
+
+
+def blocked(state, unit):
     return "SigBlk:\t0000000000000002\n" in Path("/proc/self/status").read_text(encoding="utf-8")
+
+
+def answers(function, executor, folder):
+    """What units of a script answer that runs in that folder."""
+    script = folder.parent / "script.py"
+    script.write_text(
+        f"from fldiag.execution import open_pool; from test_executors import {function}\n"
+        f"if __name__ == '__main__':\n"
+        f" with open_pool({executor!r}, {function}, None) as pool: print(list(pool.map([1, 2])))"
+    )
+    places = os.pathsep.join([os.path.dirname(__file__), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@on_workers
+def test_workers_do_not_import_from_the_working_directory(executor, tmp_path):
+    for name in ("multiprocessing", "signal"):
+        (tmp_path / f"{name}.py").write_text("open('HIT', 'a').write('x')\nraise ImportError\n")
+    assert str(tmp_path) not in answers("folders", executor, tmp_path).split("'")
+    assert not (tmp_path / "HIT").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes:2", "dask"])
-def test_workers_leave_ctrl_c_to_the_main_process(executor):
-    words = (
-        f"from fldiag.execution import open_pool; from test_executors import blocked\n"
-        f"if __name__ == '__main__':\n with open_pool({executor!r}, blocked, None) as pool: print(*pool.map([1, 2]))"
-    )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]),
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", words], capture_output=True, text=True, env=environment
-    )
-    assert ran.stdout == "True True\n", ran.stderr
+@on_workers
+def test_workers_leave_ctrl_c_to_the_main_process(executor, tmp_path):
+    assert answers("blocked", executor, tmp_path) == "[True, True]\n"

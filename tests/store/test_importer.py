@@ -40,28 +40,30 @@ def folder(path, rounds=(0, 1), globals_=(), form="pt"):
 
 def write(path, state, form):
     path.parent.mkdir(exist_ok=True)
-    if form == "npz":
-        np.savez(f"{path}.npz", *[v.numpy() for v in state.values()])
-    elif form == "safetensors":
-        save_file(state, f"{path}.safetensors")
-    else:
-        torch.save(
-            {"epoch": 3, "state_dict": {f"module.{n}": v for n, v in state.items()}}, f"{path}.pt"
-        )
+    parallel = {f"module.{n}": v for n, v in state.items()}
+    FORMS[form]({"epoch": 3, "state_dict": parallel} if form == "pt" else state, f"{path}.{form}")
 
 
-@pytest.mark.parametrize("form", ["pt", "safetensors", "npz"])
-def test_clients_and_global_models(form, tmp_path):
-    files = folder(tmp_path / "files", globals_=(0, 1), form=form)
-    run = fldiag.convert(
-        files,
-        tmp_path / "run",
-        pattern=f"r{{round}}/*_c{{client}}.{form}",
-        global_pattern=f"g{{round}}.{form}",
-        model=net(),
-        data=(X, Y),
-        partition=PARTS,
+FORMS = {
+    "pt": torch.save,
+    "safetensors": save_file,
+    "npz": lambda state, path: np.savez(path, *state.values()),
+}
+PATTERN = "r{round}/model_c{client}.pt"
+
+
+def converted(tmp_path, pattern=PATTERN, **options):
+    return fldiag.convert(
+        tmp_path / "files", tmp_path / "run", **{"pattern": pattern, "model": net(), **options}
     )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_clients_and_global_models(form, tmp_path):
+    folder(tmp_path / "files", globals_=(0, 1), form=form)
+    patterns = f"r{{round}}/*_c{{client}}.{form}", f"g{{round}}.{form}"
+    where = dict(zip(("pattern", "global_pattern"), patterns, strict=True))
+    run = converted(tmp_path, **where, data=(X, Y), partition=PARTS)
     assert (run.rounds, run.status) == ([1, 2], "finished")
     for t in (1, 2):
         c = run.checkpoint(t)
@@ -77,24 +79,16 @@ def test_clients_and_global_models(form, tmp_path):
 
 
 def test_without_global_models_they_are_means_by_the_examples(tmp_path):
-    files = folder(tmp_path / "files")
-    run = fldiag.convert(
-        files, tmp_path / "run", pattern="r{round}/model_c{client}.pt", model=net(), partition=PARTS
-    )
+    folder(tmp_path / "files")
+    run = converted(tmp_path, partition=PARTS)
     expected = (4 * net(1).weight.double() + 8 * net(2).weight.double()) / 12
     assert torch.allclose(run.checkpoint(1).state["weight"].double(), expected, rtol=1e-6)
     assert any("mean" in note for note in run.origin["notes"])
 
 
 def test_what_clients_received_is_the_global_model_of_the_round_before_or_not_known(tmp_path):
-    files = folder(tmp_path / "files", rounds=(1, 2, 5, 9), globals_=(0, 1, 2, 5, 8, 9))
-    run = fldiag.convert(
-        files,
-        tmp_path / "run",
-        pattern="r{round}/model_c{client}.pt",
-        global_pattern="g{round}.pt",
-        model=net(),
-    )
+    folder(tmp_path / "files", rounds=(1, 2, 5, 9), globals_=(0, 1, 2, 5, 8, 9))
+    run = converted(tmp_path, global_pattern="g{round}.pt")
     assert run.rounds == [0, 1, 2, 3, 4]
     for t, seed in ((1, 100), (2, 101), (4, 108)):
         assert torch.equal(run.checkpoint(t).received, flat(net(seed)))
@@ -102,55 +96,38 @@ def test_what_clients_received_is_the_global_model_of_the_round_before_or_not_kn
 
 
 def test_global_models_alone(tmp_path):
-    files = folder(tmp_path / "files", rounds=(), globals_=(0, 1, 2))
-    run = fldiag.convert(files, tmp_path / "run", global_pattern="g{round}.pt", model=net())
+    folder(tmp_path / "files", rounds=(), globals_=(0, 1, 2))
+    run = converted(tmp_path, None, global_pattern="g{round}.pt")
     assert run.rounds == [0, 1, 2]
     assert torch.equal(run.checkpoint(0).state["bias"], net(100).bias)
 
 
 def test_a_partition_that_lacks_a_client_is_named_and_the_weights_are_kept(tmp_path):
-    files = folder(tmp_path / "files")
+    folder(tmp_path / "files")
     with pytest.raises(fldiag.FldiagError, match="lacks client 2"):
-        fldiag.convert(
-            files,
-            tmp_path / "run",
-            pattern="r{round}/model_c{client}.pt",
-            model=net(),
-            data=(X, Y),
-            partition=[range(4), range(4, 12)],
-        )
+        converted(tmp_path, data=(X, Y), partition=[range(4), range(4, 12)])
     run = fldiag.load(tmp_path / "run")
     assert run.done == 2 and "partition.npz" not in run.files
 
 
-def spoil(files):
-    (files / "r1" / "model_c1.pt").write_bytes(b"half")
-
-
-def another(files):
-    torch.save(nn.Linear(4, 2).state_dict(), files / "r1" / "model_c1.pt")
-
-
-def twice(files):
-    torch.save(net().state_dict(), files / "r1" / "other_c1.pt")
-
-
 @pytest.mark.parametrize(
-    ("change", "pattern", "word"),
+    ("name", "content", "pattern", "word"),
     [
-        (spoil, "r{round}/model_c{client}.pt", "model_c1.pt"),
-        (another, "r{round}/model_c{client}.pt", "weight"),
-        (twice, "r{round}/*_c{client}.pt", "same round and client"),
-        (lambda files: None, "r{round}/c{client}.pt", "no file"),
-        (lambda files: None, "r{round}/{round}_{client}.pt", "twice"),
+        ("model_c1.pt", b"half", PATTERN, "model_c1.pt"),
+        ("model_c1.pt", nn.Linear(4, 2).state_dict(), PATTERN, "weight"),
+        ("other_c1.pt", net().state_dict(), "r{round}/*_c{client}.pt", "same round and client"),
+        ("other.txt", {}, "r{round}/c{client}.pt", "no file"),
+        ("other.txt", {}, "r{round}/{round}_{client}.pt", "twice"),
     ],
     ids=["damaged", "another model", "two files", "no file", "wrong pattern"],
 )
-def test_what_cannot_be_read_is_one_error(change, pattern, word, tmp_path):
-    files = folder(tmp_path / "files")
-    change(files)
+def test_what_cannot_be_read_is_one_error(name, content, pattern, word, tmp_path):
+    file = folder(tmp_path / "files") / "r1" / name
+    torch.save(content, file)
+    if content == b"half":
+        file.write_bytes(content)
     with pytest.raises(fldiag.FldiagError, match=word):
-        fldiag.convert(files, tmp_path / "run", pattern=pattern, model=net())
+        converted(tmp_path, pattern)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +164,11 @@ def test_the_verb(tmp_path, monkeypatch):
     )
     parts = {str(k): list(p) for k, p in PARTS.items()}
     (tmp_path / "parts.json").write_text(json.dumps(parts))
-    np.savez(
-        tmp_path / "data.npz",
-        **{f"{s}_images": X.numpy() for s in ("train", "test")},
-        **{f"{s}_labels": Y.numpy() for s in ("train", "test")},
-    )
+    arrays = {"images": X.numpy(), "labels": Y.numpy()}
+    splits = {f"{split}_{n}": a for split in ("train", "test") for n, a in arrays.items()}
+    np.savez(tmp_path / "data.npz", **splits)
     monkeypatch.chdir(tmp_path)
-    words = ["--pattern", "r{round}/model_c{client}.pt", "--global-pattern", "g{round}.pt"]
+    words = ["--pattern", PATTERN, "--global-pattern", "g{round}.pt"]
     words += ["--model", "own:net", "--data", "npz:data.npz", "--partition", "parts.json"]
     answer = typed("convert", files, "run", *words)
     assert answer.code == 0, answer.err

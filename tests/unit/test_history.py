@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from histories import always, history, identity, linear, one, separable, stored
+from reference import value
 from torch import nn
 
 import fldiag
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.errors import FldiagError
+from fldiag.execution import threads
 from fldiag.models.network import Network
 from fldiag.params import flatten
 from fldiag.runs import pool
@@ -39,7 +41,13 @@ def opened(run, **options):
 
 
 def test_received_statistics_that_are_lost_are_not_guessed(normalised, tmp_path):
-    """A round whose file is gone is an error; one that was never stored, or was pruned, is not guessed."""
+    """A round whose file is gone is an error; one that was never stored, or was pruned, is not guessed. With all there, those of
+    a round alone are those of the round before."""
+    every, alone = (forgetting(opened(normalised, rounds=r), min_count=1) for r in (None, [3]))
+    where = {"moment": "received", "scope": "global", "slice": "test", "round": 3}
+    assert value(alone, "loss", **where) == value(every, "loss", **where)
+    before = where | {"moment": "aggregated", "round": 2}
+    assert value(alone, "loss", **where) == pytest.approx(value(every, "loss", **before))
     run = Run.open(shutil.copytree(normalised.path, tmp_path / "run"))
     (run.path / "rounds" / "0002.safetensors").unlink()
     with pytest.raises(FldiagError, match=r"0002.* not there"):
@@ -57,41 +65,31 @@ def test_numbers_of_a_client_do_not_depend_on_the_other_clients():
     net = nn.Sequential(
         nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.ReLU(), nn.Linear(5, 3)
     )
-    w = flatten(net)
-    found = []
+    w, losses = flatten(net), []
     for some in (parts, parts[:1]):
         frame = forgetting(history(net, data, some, stored(w, [1.3 * w])))
-        found.append(
-            [
-                one(frame, "loss", client=0, moment="trained", slice=s).value
-                for s in ("test", "client:0/train")
-            ]
-        )
-    assert found[0] == found[1]
-    names = [n for n, _ in net.named_parameters()]
-    weights = dict(zip(names, [1.3 * p for p in net.parameters()], strict=True))
+        where = {"client": 0, "moment": "trained"}
+        losses += [one(frame, "loss", slice=s, **where).value for s in ("test", "client:0/train")]
+    assert losses[:2] == losses[2:]
+    weights = {n: 1.3 * p for n, p in net.named_parameters()}
     batch = torch.func.functional_call(net, weights, (data.train_x[parts[0]],))
-    assert found[0][1] == pytest.approx(
-        nn.functional.cross_entropy(batch, data.train_y[parts[0]]).item(), rel=1e-5
-    )
+    loss = nn.functional.cross_entropy(batch, data.train_y[parts[0]])
+    assert losses[1] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_aggregation_weights_follow_the_config():
-    made = history(
-        linear(),
-        separable(),
-        [np.arange(0, 30), np.arange(30, 120), np.arange(0, 1)],
-        stored(identity(), [always(0)]),
-    )
-    assert made.weights([0, 1]) == pytest.approx([0.25, 0.75]) and made.weights(
-        [0, 1, 2]
-    ).sum() == pytest.approx(1)
-    made.training = {"aggregate": "uniform"}
-    assert made.weights([0, 1]) == pytest.approx([0.5, 0.5])
-    made.training = {"aggregate": "batches", "batch_size": 20}
-    assert made.weights([0, 1]) == pytest.approx([0.2, 0.8]) and made.weights([2]) == pytest.approx(
-        [1]
-    )
+    parts = [np.arange(0, 30), np.arange(30, 120), np.arange(0, 1)]
+    made = history(linear(), separable(), parts, stored(identity(), [always(0)]))
+    batches = {"aggregate": "batches", "batch_size": 20}
+    for training, ids, expected in (
+        ({}, [0, 1], [0.25, 0.75]),
+        ({}, [0, 1, 2], [30 / 121, 90 / 121, 1 / 121]),
+        ({"aggregate": "uniform"}, [0, 1], [0.5, 0.5]),
+        (batches, [0, 1], [0.2, 0.8]),
+        (batches, [2], [1]),
+    ):
+        made.training = training
+        assert made.weights(ids) == pytest.approx(expected)
 
 
 def test_weights_that_are_not_finite_have_no_loss():
@@ -103,11 +101,12 @@ def test_weights_that_are_not_finite_have_no_loss():
 
 
 def test_stacking_is_a_rule():
-    small = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
-    large = nn.Sequential(nn.Linear(4, 2000), nn.ReLU(), nn.Linear(2000, 1000), nn.Linear(1000, 4))
-    other = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    sizes = [stack_size(Network(net), (4,), 20)[0] for net in (small, large, other)]
-    assert sizes == [16, 1, 1]
+    def size(*layers):
+        return stack_size(Network(nn.Sequential(*layers)), (4,), 20)[0]
+
+    assert size(nn.Flatten(), nn.Linear(4, 4)) == 16
+    assert size(nn.Linear(4, 2000), nn.Linear(2000, 1000), nn.Linear(1000, 4)) == 1
+    assert size(nn.Linear(4, 4), nn.BatchNorm1d(4)) == 1
 
 
 @pytest.mark.parametrize("below", [0, 10**6])
@@ -117,27 +116,17 @@ def test_models_in_threads_score_as_one_after_another(below, monkeypatch):
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)
     )
-    rows = (
-        0.5
-        * torch.randn(7, flatten(net).numel(), generator=torch.Generator().manual_seed(1)).double()
-    )
+    generator = torch.Generator().manual_seed(1)
+    rows = 0.5 * torch.randn(7, flatten(net).numel(), generator=generator).double()
     made = history(net, data, parts, stored(rows[0], rows[1:]), dtype=torch.float64)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            found.append(made.evaluate([(w, {}) for w in rows]))
-            assert torch.get_num_threads() == threads
-        with pytest.raises(RuntimeError):
-            made.evaluate([(w[:-1], {}) for w in rows])
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    assert (
-        np.allclose(found[0].loss, found[1].loss, rtol=1e-12, atol=0)
-        and (found[0].right == found[1].right).all()
-    )
-    assert len(np.unique(found[0].loss[:, 0])) == 7 and made.evaluate([]).loss.shape == (
-        0,
-        made.pool.n,
-    )
+    models, scores = [(w, {}) for w in rows], []
+    for count in (1, 3):
+        with threads(count):
+            scores.append(made.evaluate(models))
+            with pytest.raises(RuntimeError):
+                made.evaluate([(w[:-1], {}) for w in rows])
+            assert torch.get_num_threads() == count
+    a, b = scores
+    assert np.allclose(a.loss, b.loss, rtol=1e-12, atol=0) and (a.right == b.right).all()
+    assert len(np.unique(a.loss[:, 0])) == 7
+    assert made.evaluate([]).loss.shape == (0, made.pool.n)

@@ -1,5 +1,6 @@
 """Run folders and files of weights: what the seam (tests/store) does not say."""
 
+import itertools
 import subprocess
 import sys
 
@@ -19,23 +20,25 @@ from fldiag.runs.run import Run, folder_size, lock
 from fldiag.training import train
 
 
-def weights(run):
-    return torch.cat([t.flatten() for t in run.checkpoint().state.values()])
+def trained(out, method="fedavg", rounds=2, *, resume=False, on_event=None, **options):
+    chosen = config(method, rounds=rounds, **options)
+    return train.train(chosen, out=out, resume=resume, on_event=on_event)
 
 
-def stop_after(count):
-    def stop(event):
-        if event["event"] == "round" and event["round"] == count:
-            raise KeyboardInterrupt
+def refused(words):
+    return pytest.raises(FldiagError, match=words)
 
-    return stop
+
+def names(folder):
+    """Its files, but the lock."""
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} - {".lock"}
 
 
 def test_two_writers(tmp_path):
     """Of another process, and of the same one; a reader is no writer."""
     code = f"from fldiag.runs.run import lock; from pathlib import Path; lock(Path({str(tmp_path)!r})).__enter__()"
     with lock(tmp_path):
-        with pytest.raises(FldiagError, match="another process"), lock(tmp_path):
+        with refused("another process"), lock(tmp_path):
             pass
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode and "another process" in done.stderr
@@ -45,114 +48,104 @@ def test_two_writers(tmp_path):
 
 @pytest.mark.parametrize("full_at", range(2, 12))
 def test_a_full_disk_is_one_error_and_the_run_goes_on(tmp_path, monkeypatch, full_at):
-    whole = train.train(config("scaffold", rounds=3), out=tmp_path / "whole")
-    done, is_full, write, append = 0, True, files.write_atomic, files.append
+    whole, done = trained(tmp_path / "whole", "scaffold", 3), itertools.count(1)
 
     def fill(real):
         def written(path, *rest, **options):
-            nonlocal done
-            done += 1
-            if is_full and done >= full_at:
+            if next(done) >= full_at:
                 raise FldiagError(f"cannot write {path}: no space left")
             return real(path, *rest, **options)
 
         return written
 
-    monkeypatch.setattr(files, "write_atomic", fill(write))
-    monkeypatch.setattr(files, "append", fill(append))
-    with pytest.raises(FldiagError, match="no space left"):
-        train.train(config("scaffold", rounds=3), out=tmp_path / "run")
-    is_full = False
-    run = train.train(config("scaffold", rounds=3), out=tmp_path / "run", resume=True)
-    assert run.status == "finished" and torch.equal(weights(run), weights(whole))
+    with monkeypatch.context() as disk, refused("no space left"):
+        for name in ("write_atomic", "append"):
+            disk.setattr(files, name, fill(getattr(files, name)))
+        trained(tmp_path / "run", "scaffold", 3)
+    run = trained(tmp_path / "run", "scaffold", 3, resume=True)
+    a, b = (r.checkpoint().state for r in (run, whole))
+    assert run.status == "finished" and all(torch.equal(t, b[n]) for n, t in a.items())
 
 
 @pytest.mark.parametrize(
     ("order", "words"),
-    [([0, 2, 3], "line 2"), ([1, 0, 2, 3], "line 1 of"), ([0, 0, 1, 2, 3], "line 2")],
+    [
+        ([0, 2, 3], "line 2"),
+        ([1, 0, 2, 3], "line 1 of"),
+        ([0, 0, 1, 2, 3], "line 2"),
+        # whole lines are missing at the end, which each by itself are intact
+        ([0], "lacks rounds"),
+        ([], "lacks rounds"),
+    ],
 )
-def test_lines_in_another_order_or_with_a_gap_are_refused(tmp_path, order, words):
-    run = train.train(config("scaffold", rounds=3), out=tmp_path / "run")
-    path = run.path / "rounds.jsonl"
+def test_lines_in_another_order_or_with_a_gap_are_refused_and_nothing_is_removed(
+    tmp_path, order, words
+):
+    run = trained(tmp_path / "run", "scaffold", 3)
+    path, before = run.path / "rounds.jsonl", names(run.path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[i] for i in order))
-    with pytest.raises(FldiagError, match=words):
+    with refused(words):
         fldiag.load(run.path)
-
-
-@pytest.mark.parametrize("lines", [0, 1])
-def test_rounds_whose_lines_are_gone_are_refused_and_stay(tmp_path, lines):
-    """Also where whole lines are missing at the end, which each by itself are intact."""
-    run = train.train(config("scaffold", rounds=4), out=tmp_path / "run")
-    path = run.path / "rounds.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
-    before = sorted(run.path.rglob("*"))
-    for act in (
-        fldiag.load,
-        lambda p: train.train(config("scaffold", rounds=4), out=p, resume=True),
-    ):
-        with pytest.raises(FldiagError, match="lacks rounds"):
-            act(run.path)
+    with refused(words):
+        trained(run.path, "scaffold", 3, resume=True)
     path.unlink()
-    with pytest.raises(FldiagError, match=r"rounds\.jsonl"):
-        train.train(config("scaffold", rounds=4), out=run.path, resume=True)
+    with refused(r"rounds\.jsonl"):
+        trained(run.path, "scaffold", 3, resume=True)
     (run.path / "run.json").unlink()
-    with pytest.raises(FldiagError, match=r"holds rounds and no run\.json"):
-        train.train(config("scaffold", rounds=4), out=run.path)
-    assert [p for p in before if p.parent.name in ("rounds", "state")] == [
-        p for p in sorted(run.path.rglob("*")) if p.parent.name in ("rounds", "state")
-    ]
+    with refused(r"holds rounds and no run\.json"):
+        trained(run.path, "scaffold", 3)
+    assert names(run.path) == before - {"run.json", "rounds.jsonl"}
 
 
 def test_resuming_removes_what_a_killed_write_left_and_nothing_else(tmp_path):
-    chosen = config("fedavg", rounds=3)
+    def stop(event):
+        if event["event"] == "round" and event["round"] == 2:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        train.train(chosen, out=tmp_path, on_event=stop_after(2))
+        trained(tmp_path, rounds=3, on_event=stop)
     with open(tmp_path / "rounds.jsonl", "ab") as file:
         file.write(b'{"line": 3, "ro')
     left = [tmp_path / "rounds" / n for n in ("0003.safetensors", ".0003.safetensors.71.tmp")]
     mine = [tmp_path / "rounds" / "notes.txt", tmp_path / "mine.pt"]
     for file in (*left, *mine):
         file.write_bytes(b"x")
-    run = train.train(chosen, out=tmp_path, resume=True)
+    run = trained(tmp_path, rounds=3, resume=True)
     assert run.rounds == [1, 2, 3] and all(f.exists() for f in mine) and not left[1].exists()
     assert run.checkpoint(3).round == 3
 
 
-def test_a_run_that_lacks_a_file_is_not_resumed(tmp_path):
-    run = train.train(config("fedavg", rounds=2), out=tmp_path)
-    (tmp_path / run.round_file(1)).unlink()
-    with pytest.raises(FldiagError, match="is not there"):
-        train.train(config("fedavg", rounds=3), out=tmp_path, resume=True)
-
-
-def test_another_config_data_or_partition_is_named(tmp_path):
-    train.train(config("fedavg", rounds=2), out=tmp_path)
-    with pytest.raises(FldiagError, match=r"another config.*train\.lr"):
-        train.train(config("fedavg", rounds=2, lr=0.5), out=tmp_path, resume=True)
-    with pytest.raises(FldiagError, match=r"another config.*rounds"):
-        train.train(config("fedavg", rounds=1), out=tmp_path, resume=True)
-    with pytest.raises(FldiagError, match="already holds a run"):
-        train.train(config("fedavg", rounds=2), out=tmp_path)
+def test_what_a_run_is_not_continued_with(tmp_path):
+    """Another config, without a word that it is to go on, without a file, or through a link."""
+    run = trained(tmp_path / "run")
+    for words, options in {
+        r"another config.*train\.lr": {"lr": 0.5},
+        r"another config.*rounds": {"rounds": 1},
+        "already holds a run": {"resume": False},
+    }.items():
+        with refused(words):
+            trained(run.path, **{"resume": True, **options})
+    (run.path / run.round_file(1)).rename(tmp_path / "file")
+    with refused("is not there"):
+        trained(run.path, rounds=3, resume=True)
+    (tmp_path / "file").rename(run.path / run.round_file(1))
+    (run.path / "rounds").rename(tmp_path / "elsewhere")
+    (run.path / "rounds").symlink_to(tmp_path / "elsewhere")
+    with refused("symbolic link"):
+        trained(run.path, rounds=3, resume=True)
 
 
 def test_pruned_runs_answer_and_get_no_more_rounds(tmp_path):
-    run = train.train(config("scaffold", rounds=3), out=tmp_path)
+    run = trained(tmp_path, "scaffold", 3)
     metrics, size = run.metrics, folder_size(tmp_path)
-    run.prune([3])
+    unneeded = run.prune([3], dry=True)
+    assert folder_size(tmp_path) == size and run.prune([3]) == unneeded
     pruned = Run.open(tmp_path)
     assert pruned.rounds == [3] and pruned.status == "finished" and folder_size(tmp_path) < size
     assert pruned.metrics.equals(metrics) and not list((tmp_path / "state").iterdir())
-    with pytest.raises(FldiagError, match="is not there"):
-        train.train(config("scaffold", rounds=4), out=tmp_path, resume=True)
-
-
-def test_nothing_is_written_through_a_link(tmp_path):
-    run = train.train(config("fedavg", rounds=1), out=tmp_path / "run")
-    (run.path / "rounds").rename(tmp_path / "elsewhere")
-    (run.path / "rounds").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FldiagError, match="symbolic link"):
-        train.train(config("fedavg", rounds=2), out=run.path, resume=True)
+    with refused("is not there"):
+        trained(tmp_path, "scaffold", 4, resume=True)
 
 
 def test_a_round_costs_the_same_however_many_there_were(tmp_path, monkeypatch):
@@ -165,25 +158,22 @@ def test_a_round_costs_the_same_however_many_there_were(tmp_path, monkeypatch):
     assert max(done[1000:]) < max(done[:100]) + 12
 
 
-def net():
-    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-
-
-STATE, OTHER = dict(net().state_dict()), dict(net().state_dict())
+STATE, OTHER = (
+    dict(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).state_dict()) for _ in range(2)
+)
 
 
 def test_a_checkpoint_comes_back(tmp_path):
-    shape = {"data": {}, "model": {}, "partition": {}, "clients": {}, "method": {"name": "m"}}
-    about = {"round": 3, "seed": 0, "config": shape, "shape": [4], "classes": 3, "clients": [1, 5]}
+    about = {"round": 3, "seed": 0, "config": {"method": {"name": "m"}}, "clients": [1, 5]}
     rows, buffers = torch.randn(2, 7), {"a/b": torch.arange(2), "c": torch.ones(2, 3).half()}
-    content = pack(
-        {"manifest": about}, model=STATE, received=rows[0], clients=rows, buffers=buffers
-    )
-    (tmp_path / "0003.safetensors").write_bytes(content)
-    c = read_checkpoint(tmp_path / "0003.safetensors")
+    tensors = {"received": rows[0], "clients": rows, "buffers": buffers}
+    path = tmp_path / "0003.safetensors"
+    path.write_bytes(pack({"manifest": about}, model=STATE, **tensors))
+    c = read_checkpoint(path)
     assert c.manifest == about and c.client_ids == [1, 5] and c.label == "m round 3"
     assert list(c.state) == list(STATE) and list(c.buffers) == list(buffers)
-    for a, b in [(c.clients, rows), *zip(c.state.values(), STATE.values(), strict=True)]:
+    for name, b in {**STATE, "received": rows[0], "clients": rows, **buffers}.items():
+        a = {**c.state, **c.buffers}.get(name, getattr(c, name, None))
         assert torch.equal(a, b) and a.dtype == b.dtype
 
 
@@ -206,7 +196,7 @@ def test_a_checkpoint_comes_back(tmp_path):
 def test_containers_of_other_programs(tmp_path, content, key, expected):
     torch.save(content, tmp_path / "a.pt")
     if isinstance(expected, str):
-        with pytest.raises(FldiagError, match=expected):
+        with refused(expected):
             read_checkpoint(tmp_path / "a.pt", key)
     else:
         state = read_checkpoint(tmp_path / "a.pt", key).state
@@ -217,7 +207,7 @@ def test_below_the_safe_torch_a_file_needs_the_users_word(tmp_path, monkeypatch)
     torch.save(STATE, tmp_path / "a.pt")
     monkeypatch.setattr(checkpoint, "SAFE_TORCH", "99.0")
     monkeypatch.delenv(checkpoint.TRUST, raising=False)
-    with pytest.raises(FldiagError, match="can harm this machine") as caught:
+    with refused("can harm this machine") as caught:
         fldiag.load(tmp_path / "a.pt")
     assert "--trust-file" in caught.value.remedy
     monkeypatch.setenv(checkpoint.TRUST, "")  # undone at the end
