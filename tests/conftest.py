@@ -1,6 +1,8 @@
-"""For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, which are numeric, and a few trained runs."""
+"""For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, which are numeric, and a
+few trained runs."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -18,9 +20,11 @@ from reference import train
 if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
 
-settings.register_profile(
-    "fldiag", deadline=None
-)  # how long an example takes is the machine's affair
+# No test cuts the power: what is written need not be on the disk, for which half of a small run's time is waited.
+os.fsync = lambda file: None
+
+# how long an example takes is the machine's affair
+settings.register_profile("fldiag", deadline=None)
 settings.load_profile("fldiag")
 
 
