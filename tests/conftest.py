@@ -16,6 +16,8 @@ from cases import Toy
 from processors import numeric
 from reference import train
 
+from fldiag.plotting import style
+
 # torch.manual_seed also writes down the call stack for CUDA, which takes milliseconds below pytest.
 if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
@@ -45,6 +47,12 @@ def pytest_collection_finish():
 def _one_thread():
     """The same bits at every run on one machine (another processor rounds otherwise), and no crowding under ``pytest -n``."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _pictures_without_pdf():
+    """Writing a pdf takes as long as all else of a picture. A new ``contextvars.Context`` has the formats of a user."""
+    style.SHEET.set((None, ("png",)))
 
 
 @pytest.fixture(autouse=True)
