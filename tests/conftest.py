@@ -1,6 +1,8 @@
-"""For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, which are numeric, and a few trained runs."""
+"""For all tests: ``tests/helpers.py`` importable from every folder (also in worker processes), one thread, which are numeric, and a
+few trained runs."""
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -14,13 +16,17 @@ from cases import Toy
 from processors import numeric
 from reference import train
 
+from fldiag.plotting import style
+
 # torch.manual_seed also writes down the call stack for CUDA, which takes milliseconds below pytest.
 if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
 
-settings.register_profile(
-    "fldiag", deadline=None
-)  # how long an example takes is the machine's affair
+# No test cuts the power: what is written need not be on the disk, for which half of a small run's time is waited.
+os.fsync = lambda file: None
+
+# how long an example takes is the machine's affair
+settings.register_profile("fldiag", deadline=None)
 settings.load_profile("fldiag")
 
 
@@ -41,6 +47,12 @@ def pytest_collection_finish():
 def _one_thread():
     """The same bits at every run on one machine (another processor rounds otherwise), and no crowding under ``pytest -n``."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _pictures_without_pdf():
+    """Writing a pdf takes as long as all else of a picture. A new ``contextvars.Context`` has the formats of a user."""
+    style.SHEET.set((None, ("png",)))
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextvars import Context
 
 import numpy as np
 import pandas as pd
@@ -270,7 +271,8 @@ def test_what_could_not_be_measured_is_not_green(words, remedy, tmp_path):
 
 
 def test_diff_says_who_is_better(tmp_path):
-    answer = run("diff", "short", "long", "--number", "loss", "--json", "--out", tmp_path)
+    words = ["diff", "short", "long", "--number", "loss", "--json", "--out", tmp_path]
+    answer = Context().run(run, *words)
     (row,) = json.loads(answer.stdout)["rows"]
     assert row["better"] == "B" and list(tmp_path.glob("diff-*.pdf"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextvars import Context
 from dataclasses import replace
 
 import numpy as np
@@ -166,7 +167,7 @@ def test_figures_refuses_what_is_not_there():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(studies()))
 def test_a_study_regenerates_from_nothing(name, scale, tmp_path):
-    files = study.make(studies()[name], scale, tmp_path)
+    files = Context().run(study.make, studies()[name], scale, tmp_path)
     assert [file.suffix for file in files] == [".json", ".csv", ".pdf", ".png"]
     about = json.loads(files[0].read_text())
     assert about["command"].startswith(f"fldiag figures {name} --scale smoke") and about["fldiag"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextvars import Context
 from pathlib import Path
 
 import numpy as np
@@ -202,12 +203,13 @@ def test_a_training_that_diverges_is_refused():
     ],
 )
 def test_a_toy_writes_its_table_and_picture(words, count, tmp_path):
-    result = CliRunner().invoke(toy, [*words.split(), "--out", str(tmp_path), "--json"])
+    words = [*words.split(), "--out", str(tmp_path), "--json"]
+    result = Context().run(CliRunner().invoke, toy, words)
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     paths = [Path(path) for path in answer["paths"]]
     assert [path.suffix for path in paths] == [".json", ".csv", ".pdf", ".png"]
     assert all(path.stat().st_size for path in paths) and len(answer["rows"]) == count
     again = pd.read_csv(paths[1])
-    game = {"plane": plane, "iris": iris}[words.split()[0]]
-    assert len(game.draw(again).axes) == {"plane": 2, "iris": 12}[words.split()[0]]
+    game = {"plane": plane, "iris": iris}[words[0]]
+    assert len(game.draw(again).axes) == {"plane": 2, "iris": 12}[words[0]]

@@ -40,13 +40,11 @@ def judged_as_in_the_table(group, name):
     return study.judge(group, name, 1)[0] == row["outcome"]
 
 
-QUICK = ["said_by_examples", "one_less", "nan_of_client", "reports_too_much", "twice_in_list"]
-
-
 @pytest.mark.parametrize(
     ("group", "name"),
     [
-        *(("broken", name) for name in QUICK),
+        ("broken", "reports_too_much"),
+        ("broken", "twice_in_list"),
         ("planted", "leaked_test"),
         ("planted", "shared_module"),
         ("planted", "last_buffers"),
