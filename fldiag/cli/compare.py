@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fldiag.cli.app import verb
+from fldiag.cli.app import Out, verb
 from fldiag.cli.console import Console
-from fldiag.cli.options import Out
 from fldiag.errors import FldiagError
 
 if TYPE_CHECKING:

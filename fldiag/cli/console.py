@@ -93,14 +93,14 @@ def errors(debug: bool) -> Iterator[None]:
         if debug or isinstance(error, (Abort, ClickException, Exit)):
             raise
         if isinstance(error, KeyboardInterrupt):
-            again = "to continue, run the same command again (a training with --resume)"
-            error = FldiagError("stopped; finished work is kept", again)
-        elif not isinstance(error, FldiagError):
-            what, again = (
-                f"unexpected {error_text(error)}",
-                "run again with --debug for the traceback",
+            error = FldiagError(
+                "stopped; finished work is kept",
+                "to continue, run the same command again (a training with --resume)",
             )
-            error = FldiagError(what, again)
+        elif not isinstance(error, FldiagError):
+            error = FldiagError(
+                f"unexpected {error_text(error)}", "run again with --debug for the traceback"
+            )
         _line("error:", error.what)
         if error.remedy:
             _line("  →", error.remedy)

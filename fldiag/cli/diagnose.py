@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.app import ask, verb
+from fldiag.cli.app import Device, Download, Out, Set, ask, verb
 from fldiag.cli.console import Console
-from fldiag.cli.options import Device, Download, Out, Set
 
 
 @verb("Weights", "allow_code", "width", "format")
@@ -56,13 +55,14 @@ def partition(
     from fldiag.diagnosis.diagnose import FALLBACK, Answer, check_writable, write_files
     from fldiag.diagnostics import partition as partitions
     from fldiag.registry import diagnostic
-    from fldiag.results.provenance import provenance
+    from fldiag.results.provenance import provenance, sources
 
     if os.path.isfile(Path(config) / "run.json"):
         options = {"download": download}
         return ask(console, "partition", [Path(config)], options, out=out, **shared)
     table = partitions.of_config(config, set_ or [], download)
     answer = Answer(diagnostic.get("partition"), table, {})
-    write_files(answer, check_writable(out or FALLBACK) / partitions.file_name(table), provenance())
+    path = check_writable(out or FALLBACK) / partitions.file_name(table)
+    write_files(answer, path, provenance(code=sources()))
     console.show(answer.summary())
     console.done(*answer.files)

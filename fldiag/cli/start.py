@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import sys
 from collections.abc import Callable
 from json import dumps
@@ -12,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 
 from fldiag import registry, user_code
-from fldiag.cli.app import ask, verb
+from fldiag.cli.app import Device, Out, Seed, Set, ask, verb
 from fldiag.cli.console import Console
-from fldiag.cli.options import Device, Out, Seed, Set
 from fldiag.errors import unknown
 
 if TYPE_CHECKING:
@@ -210,13 +208,37 @@ def explain(
 
 
 def about(key: str, field: Any) -> dict[str, str]:
-    """An option in words: its default, type and bounds, and what it is."""
-    kind = inspect.formatannotation(field.annotation)
-    kind = re.sub(r"Annotated\[(\w+), FieldInfo\(.*?metadata=\[(.*?)\]\)\]", r"\1 \2", kind)
-    bounds = [str(m) for m in field.metadata if type(m).__module__ == "annotated_types"]
+    """An option in words: its default, which values it takes, and what it is."""
+    schema = TypeAdapter(Annotated[field.annotation, field]).json_schema()
     return {
         "option": key,
         "default": "(required)" if field.is_required() else str(field.default),
-        "values": " ".join([kind, *bounds]),
+        "values": words(schema),
         "what it is": field.description or "",
     }
+
+
+TYPES = {"integer": "whole number", "string": "text", "null": "none"}
+BOUNDS = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "exclusiveMaximum": "below",
+}
+
+
+def words(schema: dict[str, Any]) -> str:
+    """What a JSON schema allows.
+
+    >>> words({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
+    'whole number from 1 or none'
+    """
+    if "anyOf" in schema:
+        return " or ".join(map(words, schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if "items" in schema:
+        return f"several: {words(schema['items'])}"
+    kind = schema.get("type", "anything")
+    bounds = [f"{text} {schema[key]:g}" for key, text in BOUNDS.items() if key in schema]
+    return " ".join([TYPES.get(kind, kind), *bounds])

@@ -33,7 +33,7 @@ from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
 from fldiag.results.files import get_table, put_table, sha256
 from fldiag.results.progress import notebook_bar
-from fldiag.results.provenance import digest, provenance
+from fldiag.results.provenance import digest, provenance, sources
 from fldiag.results.summary import Item, SmallTable, missing_notes, standing
 from fldiag.results.table import check
 from fldiag.runs.checkpoint import Checkpoint
@@ -117,8 +117,9 @@ def diagnose(
                 dtype=getattr(group[0], "dtype", None),
                 device=getattr(group[0], "device", options.get("device")),
                 seed=options.get("seed"),
+                code=digest(sources(), code_of_plugin(entry)),
             )
-            key = digest(questions[-1], about, code_of_plugin(entry))
+            key = digest(questions[-1], about)
             table = get_table(cache, key) if cache else None
             if table is None:
                 with torch.autocast(torch.device(about["device"]).type, enabled=False):
@@ -186,7 +187,7 @@ def identity(subject: Subject, is_joint: bool) -> list[Any]:
 
 
 def code_of_plugin(entry: Diagnostic) -> Any:
-    """The source of a diagnostic that is not fldiag's own; the code of that one is its version."""
+    """The source of a diagnostic that is not fldiag's own."""
     module = entry.build.__module__
     if module.startswith("fldiag."):
         return None
@@ -254,7 +255,7 @@ def write_files(answer: Answer, path: Path, about: Mapping[str, Any]) -> None:
 
 
 def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
-    """The files of an answer, if they were written before with this origin by unchanged code, and nobody changed them since."""
+    """The files of an answer, if they were written before with this origin, and nobody changed them since."""
     json = files.beside(path, ".json")
     try:
         note = files.read_json(json)
@@ -262,7 +263,7 @@ def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
         is_whole = all(sha256(path.with_name(name)) == digests[name] for name in digests)
     except (OSError, KeyError, FldiagError):
         return []
-    is_same = about.items() <= note.items() and not str(about["commit"]).endswith("-dirty")
+    is_same = about.items() <= note.items()
     return [json, *map(path.with_name, digests)] if is_whole and is_same else []
 
 

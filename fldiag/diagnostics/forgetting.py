@@ -110,8 +110,7 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         if is_whole and row["metric"] in guesses:
             row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
     for k in ids if classes else ():
-        whose = {m: k if (m, k) in right else None for m in MOMENTS}
-        answers = {m: right[m, whose[m]][pool.test] for m in MOMENTS}
+        answers = {m: right[m, k if (m, k) in right else None][pool.test] for m in MOMENTS}
         base = {"moment": "trained", "scope": "client", "client": k}
         drop = answers["received"] - answers["trained"]
         add("drop", base, drop, sample_mean)

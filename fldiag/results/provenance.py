@@ -118,6 +118,14 @@ def capability() -> str:
 
 
 @cache
+def sources() -> str:
+    """The digest of fldiag's source files: it differs where the code does, also between two commits."""
+    folder = Path(__file__).parents[1]
+    files = sorted(folder.rglob("*.py"))
+    return digest({str(path.relative_to(folder)): path.read_bytes() for path in files})
+
+
+@cache
 def commit() -> str | None:
     """The project's commit that is running, ``-dirty`` where the code differs from it; None where nobody knows.
 

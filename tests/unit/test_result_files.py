@@ -9,6 +9,7 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.results import files
+from fldiag.results import provenance as origins
 from fldiag.results.provenance import provenance
 from fldiag.results.table import table
 
@@ -37,6 +38,16 @@ def test_a_table_and_what_it_is(tmp_path):
         and list(again.columns) == list(FRAME.columns)
     )
     assert files.read_csv_bytes(written[1], about) == content
+
+
+def test_an_edited_source_file_is_other_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(origins, "__file__", str(tmp_path / "results" / "provenance.py"))
+    (tmp_path / "results").mkdir()
+    digests = set()
+    for name, text in [("a", "x = 1"), ("a", "x = 2"), ("results/b", "x = 2")]:
+        (tmp_path / f"{name}.py").write_text(text)
+        digests.add(origins.sources.__wrapped__())
+    assert len(digests) == 3
 
 
 def test_the_same_table_gives_the_same_bytes(tmp_path):
