@@ -18,7 +18,7 @@ from fldiag.problem.hessian import eigenpairs
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Item, Sentence, SmallTable
-from fldiag.results.table import Row, last_round, number, only
+from fldiag.results.table import Row, last_round, number, only, thin
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Seed, Tol
 
@@ -123,18 +123,19 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     names = ["all" if pd.isna(client) else f"{client:g}" for client in change["client"]]
     values = {text: floats(only(rows, metric=m)["value"]) for m, text in TERMS.items()}
     colors = [style.look(place).color for place in (2, 5, 4)]
-    diamond: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "markersize": 3}
     with style.paper():
         fig, axes = style.panels(1 + effect["value"].notna().any(), 2.4)
         pd.DataFrame(values, names).plot.bar(ax=axes[0], stacked=True, color=colors, legend=False)
-        axes[0].plot(floats(change["value"]), "D", label="true change", **diamond)
+        axes[0].plot(
+            floats(change["value"]), "D", c="black", mfc="white", ms=3, label="true change"
+        )
         axes[0].set(title="every update", xlabel="client (all: aggregated)")
         for ax in axes[1:]:
             effects, errors = floats(effect["value"]), floats(effect["stderr"])
             ax.errorbar(range(len(effects)), effects, errors, elinewidth=0.7, **style.look(1).point)
             ax.set(title="average without a client, ± standard error", xlabel="client left out")
         for ax, last in zip(axes, (len(names), len(effect)), strict=False):
-            places = range(0, last, -(-len(names) // 10))
+            places = thin(range(last), 10)
             ax.set_xticks(places, [names[place] for place in places], rotation=0)
             ax.set_ylabel(f"change of the {rows['slice'].dropna().iloc[0]} loss")
             ax.axhline(0, color="black", linewidth=0.6)

@@ -109,7 +109,7 @@ def weight_rows(stored: Stored, layout: Layout, p: Tensor) -> list[Row]:
     server, moved = (stored.aggregated - stored.received).double(), stored.moved
     sums = products(moved, layout)
     whole: Row = {"moment": "trained", "scope": "global", "n_clients": int((p > 0).sum())}
-    ids, rows = stored.ids, []
+    ids, rows = stored.ids, list[Row]()
     for layer, (inner, distances) in sums.items():
         lengths = inner.diagonal().sqrt()
         rows += rows_of("global_local_divergence", ids, lengths, layer)
@@ -154,11 +154,6 @@ def of_client(history: History, k: int) -> Row:
     return {**place, "n_examples": examples.stop - examples.start}
 
 
-def examples_of(history: History) -> int:
-    """The number of all clients' training examples."""
-    return history.pool.clients.stop - history.pool.clients.start
-
-
 def outputs(history: History, weights: Weights, x: Tensor) -> Tensor:
     """[b, out]; with gradients to the weights."""
     w, buffers = weights
@@ -187,8 +182,8 @@ def gradient(history: History, k: int, loss: Loss, w: Tensor) -> tuple[float, Te
 
 def gradient_rows(history: History, stored: Stored) -> list[Row]:
     """Cosines of the stored clients' gradients with that of all data, at the received weights."""
-    w, buffers = stored.start
-    n, gradients = examples_of(history), list[tuple[Row, Tensor]]()
+    (w, buffers), everybody = stored.start, history.pool.clients
+    n, gradients = everybody.stop - everybody.start, list[tuple[Row, Tensor]]()
     total = torch.zeros_like(w, dtype=torch.float64)
     for k in range(len(history.parts)):
         place = of_client(history, k)
@@ -305,9 +300,10 @@ def mean_rows(history: History, rows: list[Row]) -> list[Row]:
     for row in averages:
         row |= {"scope": "global", "slice": "train"}
         if row["estimator"] == "exact":
-            row |= {"n_steps": None, "n_examples": examples_of(history)}
+            pool = history.pool
+            row |= {"n_steps": None, "n_examples": pool.clients.stop - pool.clients.start}
             if row["metric"] == "cka":
-                row |= {"slice": history.pool.split, "n_examples": history.pool.test.stop}
+                row |= {"slice": pool.split, "n_examples": pool.test.stop}
     return averages
 
 

@@ -23,7 +23,7 @@ from fldiag.registry import diagnostic
 from fldiag.results import statistics
 from fldiag.results.numbers import Number
 from fldiag.results.statistics import gini, share, worst_decile
-from fldiag.results.summary import Item, Sentence, SmallTable, format_number, guess_accuracy
+from fldiag.results.summary import Item, Sentence, SmallTable, guess_accuracy
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
@@ -87,10 +87,8 @@ def examples_of(history: History, on: ClientSlice) -> dict[int, np.ndarray]:
 
 def matrix_of(examples: Mapping[int, np.ndarray], n: int) -> Any:
     """[K, n], 1 where a client has the example."""
-    places, ends = (
-        np.concatenate([*examples.values()]),
-        np.cumsum([0, *map(len, examples.values())]),
-    )
+    places = np.concatenate([*examples.values()])
+    ends = np.cumsum([0, *map(len, examples.values())])
     return sparse.csr_array((np.ones(len(places)), places, ends), shape=(len(examples), n))
 
 
@@ -166,8 +164,7 @@ def round_rows(
     for row in totals:
         if row["metric"] in guesses:
             row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
-        rows.append({**base, **row})
-    return rows
+    return [*rows, *({**base, **row} for row in totals)]
 
 
 # Picture and summary
@@ -179,10 +176,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
     clients = only(rows, scope="client", metric="accuracy").dropna(subset=["value"])
     clients, totals = clients.sort_values(["value", "client"]), only(rows, scope="global")
     y, low, high = (floats(clients[column]) for column in ("value", "low", "high"))
-    mean, worst, spread, ece, chance = (
-        number(totals, name)
-        for name in ("mean_accuracy", "worst_decile", "accuracy_gini", "ece", "ece_floor")
-    )
+    mean, worst = (number(totals, name) for name in ("mean_accuracy", "worst_decile"))
     with style.paper():
         fig, (ax,) = style.panels(1, 2.7, width=style.ONE_COLUMN)
         error = y - low, high - y
@@ -193,9 +187,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
         ax.grid(True)
         ax.axvspan(-0.5, -(-len(y) // 10) - 0.5, color=style.look(1).color, alpha=0.2, linewidth=0)
         about = f"round {int(rows['round'].iloc[0])}; bars: 95 % intervals; dotted: mean {mean:.1%}"
-        about += f"\nshaded: worst tenth, {worst:.1%}; Gini {format_number(spread, 2)}"
-        about += f"\nECE {format_number(ece, 2)} (by chance {format_number(chance, 2)})"
-        fig.suptitle(about, fontsize=7)
+        fig.suptitle(f"{about}\nshaded: worst tenth, mean {worst:.1%}", fontsize=7)
     return fig
 
 

@@ -54,7 +54,7 @@ def sharpness(problem: Problem, rho: float) -> Row:
     """F(w + rho G / ||G||) - F(w); masked where the gradient G is rounding noise."""
     row: Row = {"metric": "sharpness", "estimator": "exact", "rho": rho, "value": None}
     g, before = problem.gradient(), problem.centre
-    size = float(torch.linalg.vector_norm(g))
+    size = float(g.norm())
     if size < noise_floor(problem.dtype):
         return {**row, "note": f"the gradient has norm {size:.1e}, rounding noise"}
     after = problem.scores(problem.w.double() + rho / size * g)
@@ -83,8 +83,7 @@ def flatness_rows(
     """The rows of a model; of a trained client's with the stability of its gradient ``step``."""
     settings: dict[str, Any] = {"seed": seed, "progress": workspace().show}
     rows = [*problem.centre.rows(problem), sharpness(problem, radii[0])]
-    scale = adaptive_scale(problem)
-    adaptive = worst_case(problem, scale, radii[1], steps=steps, seed=seed)
+    adaptive = worst_case(problem, adaptive_scale(problem), radii[1], steps=steps, seed=seed)
     pairs = eigenpairs(problem, 1, tol=tol, max_products=max(100, max_products), **settings)
     result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
     found: Row = {"estimator": "lanczos", "converged": bool(pairs.converged[0])}

@@ -8,7 +8,7 @@ distillation in federated learning" (NeurIPS 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -76,10 +76,11 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
     models["aggregated", None] = stored.end
     scores = history.evaluate(list(models.values()), test=not own)
 
-    def add(metric: str, about: Row, sample: np.ndarray, of: Callable[..., Row] = share_of) -> None:
+    def add(metric: str, about: Row, sample: np.ndarray) -> None:
         row: Row = {"value": None, "stderr": None}
         if len(sample) >= min_count and not np.isnan(sample).any():
-            row = of(sample)
+            is_share, n = "accuracy" in metric, len(sample)
+            row = share(int(sample.sum()), n) if is_share else sample_mean(sample)
         about = {"slice": pool.split, "n_examples": len(sample), **about}
         rows.append({**about, "metric": metric, **row})
 
@@ -101,7 +102,7 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         for name, examples in slices(pool, ids if k is None else (k,), own).items():
             if classes:
                 add("accuracy", {**base, "slice": name}, right[moment, k][examples])
-            add("loss", {**base, "slice": name}, loss[examples], sample_mean)
+            add("loss", {**base, "slice": name}, loss[examples])
         for c, member in enumerate(members):
             sample = right[moment, k][pool.test][member]
             add("class_accuracy", {**base, "index": c}, sample)
@@ -113,9 +114,9 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         answers = {m: right[m, k if (m, k) in right else None][pool.test] for m in MOMENTS}
         base = {"moment": "trained", "scope": "client", "client": k}
         drop = answers["received"] - answers["trained"]
-        add("drop", base, drop, sample_mean)
+        add("drop", base, drop)
         for c, member in enumerate(members):
-            add("class_forgetting", {**base, "index": c}, drop[member], sample_mean)
+            add("class_forgetting", {**base, "index": c}, drop[member])
         drops = [row["value"] for row in rows[-classes:] if row["value"] is not None]
         row = {**base, "metric": "forgetting", "slice": pool.split, "n_examples": len(drop)}
         rows.append({**row, "value": max(drops, default=None)})
@@ -124,11 +125,6 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
             add("accuracy_seen", {**base, "moment": moment}, values[is_seen])
             add("accuracy_unseen", {**base, "moment": moment}, values[~is_seen])
     return rows + mean_rows(rows, pool)
-
-
-def share_of(right: np.ndarray) -> Row:
-    """The share of right answers (1, else 0) with Wilson's interval."""
-    return {**share(int(right.sum()), len(right))}
 
 
 def slices(pool: ExamplePool, clients: Sequence[int], own: bool) -> dict[str, np.ndarray]:
@@ -224,7 +220,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
     Of many clients the heatmap has some, evenly spread; grey cells rest on too few examples."""
     metric = "accuracy" if (table["metric"] == "accuracy").any() else "loss"
     rows = only(table, metric=metric, slice=split_of(table), **WHOLE)
-    curves = pd.concat([only(rows, moment=moment) for moment in MOMENTS])
+    curves = pd.concat([only(rows, moment=m).assign(moment=text) for m, text in MOMENTS.items()])
     runs = dict(list(table.groupby("run", sort=False)))
     looks = style.looks(runs) if len(runs) > 1 else None
     panel, hue = ("moment", "run") if looks else ("run", "moment")
@@ -235,9 +231,8 @@ def draw(table: pd.DataFrame) -> style.Figure:
     with style.paper():
         fig, axes = style.panels(len(panels) + len(wide), 2.6)
         for ax, (name, rows) in zip(axes, panels, strict=False):
-            parts = {MOMENTS.get(key, key): part for key, part in rows.groupby(hue, sort=False)}
-            lines(ax, parts, looks)
-            ax.set(title=MOMENTS.get(name, ""), ylabel=f"{SPLITS[split_of(table)]} {metric}")
+            lines(ax, dict(list(rows.groupby(hue, sort=False))), looks)
+            ax.set(title=name if looks else "", ylabel=f"{SPLITS[split_of(table)]} {metric}")
             if ax is not axes[0]:
                 ax.sharey(axes[0])
         if metric == "accuracy":

@@ -25,7 +25,7 @@ from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Sentence, SmallTable, format_number
-from fldiag.results.table import Row, number, only
+from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
 
@@ -39,23 +39,22 @@ SLICES = {"client": "client:*/train", "global": "train"}
 class HessianSummary(NamedTuple):
     """What is kept of a Hessian, on the CPU.
 
-    ``client``: whose model it is (None: the aggregated one). ``n``: examples. ``rows``: of the table. ``vectors``: by form, D and
-    the standard errors of its entries. ``converged``: by form. ``estimator``: of D. ``space``: top eigenvectors [k, P]; None
-    where they were not asked for, or an eigenvalue is zero, so that they are arbitrary.
+    ``client``: whose model it is (None: the aggregated one). ``n``: examples. ``rows``: of the table. ``forms``: by form, D, the
+    standard errors of its entries, and whether it converged. ``estimator``: of D. ``space``: top eigenvectors [k, P]; None where
+    they were not asked for, or an eigenvalue is zero, so that they are arbitrary; ``is_converged``: whether these did.
     """
 
     client: int | None
     n: int
     rows: list[Row]
-    vectors: dict[str, tuple[Tensor, Tensor]]
-    converged: dict[str, bool]
+    forms: dict[str, tuple[Tensor, Tensor, bool]]
     estimator: str
     space: Tensor | None
     is_converged: bool
 
 
 #: A model on examples: the round, the moment, the client (None: the aggregated model on all data), and a key of ``DATA``.
-Unit = tuple[int, str, int | None, str]
+Unit = tuple[int, str, Any, str]
 
 
 # Loss surfaces of a round
@@ -83,9 +82,9 @@ def _measure(
     round, moment, client, place = unit
     stored, examples, name = history.stored(round), history.pool.clients, "train"
     weights, scope = stored.end, "global" if client is None else "client"
-    if client is not None and moment == "trained":
+    if moment == "trained":
         weights = stored.client(stored.ids.index(client))
-    if client is not None and place == "client":
+    if place == "client":
         examples, name = history.pool.train_slice(client), f"client:{client}/train"
     about: Row = {"round": round, "moment": moment, "scope": scope, "client": client}
     try:
@@ -147,21 +146,14 @@ def hessian(
             space = top.vectors.to("cpu", problem.dtype)
     of_tensors = np.array([whole.part([n]).trace() for n in problem.layout.names], dtype=float)
     traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
-    noise = whole.vector_stderr().to("cpu", problem.dtype)
+    entries, noise = (v.to("cpu", problem.dtype) for v in (whole.vector(), whole.vector_stderr()))
+    forms = {
+        "diag": (entries, noise, whole.converged),
+        "tensor_trace": (traces, errors, bool(errors.norm() <= rtol * traces.norm())),
+    }
     common = {**problem.common, "data": None if client is None else place}
-    return HessianSummary(
-        client,
-        problem.n,
-        [{**common, **row} for row in rows],
-        {
-            "diag": (whole.vector().to("cpu", problem.dtype), noise),
-            "tensor_trace": (traces, errors),
-        },
-        {"diag": whole.converged, "tensor_trace": bool(errors.norm() <= rtol * traces.norm())},
-        whole.estimator(),
-        space,
-        is_converged,
-    )
+    rows = [{**common, **row} for row in rows]
+    return HessianSummary(client, problem.n, rows, forms, whole.estimator(), space, is_converged)
 
 
 def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
@@ -178,7 +170,7 @@ def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
 
 def matching_rows(clients: Sequence[HessianSummary], form: str, place: str) -> list[Row]:
     """H_N and H_D of every pair, and their means without and with self pairs."""
-    directions = [direction(*client.vectors[form]) for client in clients]
+    directions = [direction(*client.forms[form][:2]) for client in clients]
     count = max if place == "global" else sum
     common: Row = {"diag_mode": form, "data": place, "moment": "trained", "slice": SLICES[place]}
     common["estimator"] = " and ".join(sorted({client.estimator for client in clients}))
@@ -187,7 +179,7 @@ def matching_rows(clients: Sequence[HessianSummary], form: str, place: str) -> l
     rows: list[Row] = []
 
     def add(some: Sequence[HessianSummary], **about: Any) -> None:
-        about["converged"] = all(client.converged[form] for client in some)
+        about["converged"] = all(client.forms[form][2] for client in some)
         rows.append({**common, **about, "n_examples": count(client.n for client in some)})
 
     for metric, compare in (("H_N", norm_difference), ("H_D", cosine)):
@@ -272,7 +264,7 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     if table["run"].nunique() > 1:
         raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     rows = only(table, metric="H_N")
-    last, is_own = int(rows["round"].max()), "client" in set(rows["data"])
+    last, is_own = last_round(rows), "client" in set(rows["data"])
     form, place = ("diag", "client") if is_own else ("tensor_trace", "global")
     rows = only(table, round=last, diag_mode=[form, None], data=[place, None])
     titles = {"H_N": "$H_N$", "H_D": "$H_D$", "eigenspace_overlap": "eigenspace overlap"}
@@ -297,18 +289,23 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
 
 def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
     """Clients of the last round, and the means over pairs of every round."""
-    last = only(table, round=int(table["round"].dropna().max()))
+    last = only(table, round=last_round(table))
     traces = only(last, metric="trace").drop_duplicates("client")[-MANY:]  # all are in the csv
     clients: list[Row] = []
     for client, slice_name in zip(traces["client"], traces["slice"], strict=True):
         part = only(last, client=client, slice=slice_name)
         top, trace = only(part, metric="eigenvalue", index=1), only(part, metric="trace")
-        row: Row = {"client": "global model" if pd.isna(client) else str(client)}
-        row |= {"slice": slice_name, "loss": number(part, "loss")}
-        row |= {"λ_1": number(top), "± residual": number(top, column="residual")}
-        row |= {"trace": number(trace), "± stderr": number(trace, column="stderr")}
-        overlap = number(last, "global_overlap", scope="client", client=client)
-        clients.append({**row, "overlap with global": overlap})
+        row: Row = {
+            "client": "global model" if pd.isna(client) else str(client),
+            "slice": slice_name,
+            "loss": number(part, "loss"),
+            "λ_1": number(top),
+            "± residual": number(top, column="residual"),
+            "trace": number(trace),
+            "± stderr": number(trace, column="stderr"),
+            "overlap with global": number(last, "global_overlap", scope="client", client=client),
+        }
+        clients.append(row)
     yield SmallTable.of(clients)
     means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]

@@ -42,15 +42,14 @@ def draw(table: pd.DataFrame) -> style.Figure:
     runs = list(counts.groupby("run", sort=False))
     across = 1 if clients > 15 else min(len(runs), 3)
     cell = style.wide() * 0.85 / across / clients  # inches a client
-    height = float(np.clip(classes * cell, 1.0, 5.0))
+    height = np.clip(classes * cell, 1.0, 5.0)
     diameter = 72 * max(
         min(cell, height / classes), 0.1
     )  # points of the largest; tiny ones could not be seen
-    largest = float(counts["value"].max())
+    largest = counts["value"].max()
     with style.paper():
         fig, axes = style.panels(len(runs), height + 0.8, across=across, sharex=True, sharey=True)
         for ax, (run, rows) in zip(axes, runs, strict=True):
-            rows = rows[rows["value"] > 0]
             area = (diameter**2 * rows["value"] / largest).astype(float)
             ax.scatter(rows["client"], rows["index"], s=area, linewidths=0, alpha=0.8)
             ax.set(xlabel="client", ylabel="class", ylim=(-0.7, classes - 0.3))
@@ -80,7 +79,7 @@ def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
         for name, owner in {"shared": "several clients", "unused": "no client"}.items():
             if count := number(part, name):
                 notes.append(Note(f"{run}: {count:,.0f} training examples belong to {owner}"))
-    yield SmallTable(rows, {c: c for c in ("run", "clients", "smallest", "largest")} | COLUMNS)
+    yield SmallTable(rows, {name: COLUMNS.get(name, name) for name in rows[0]})
     yield from notes
 
 
@@ -139,15 +138,15 @@ def measure(parts: Sequence[np.ndarray], labels: Tensor, name: str) -> pd.DataFr
 def _rows(counts: np.ndarray, parts: Sequence[np.ndarray], examples: int) -> Iterator[Row]:
     sizes, q = counts.sum(1), counts.sum(0) / max(counts.sum(), 1)
     holders = np.flatnonzero(sizes)
-    p = np.full(counts.shape, np.nan)
-    p[holders] = counts[holders] / sizes[holders, None]
+    with np.errstate(invalid="ignore"):
+        p = counts / sizes[:, None]  # nan where a client has no examples
     of_clients = {
         "size": sizes,
         "classes": np.where(sizes, (counts > 0).sum(1), np.nan),
         "effective_classes": np.exp(entr(p).sum(1)),
         "jensen_shannon": jensen_shannon(p, q),
     }
-    everywhere = {"scope": "global", "slice": "train", "n_examples": int(sizes.sum())}
+    everywhere = {"scope": "global", "slice": "train", "n_examples": sizes.sum()}
     for k, size in enumerate(sizes):
         about = {"scope": "client", "client": k, "slice": f"client:{k}/train", "n_examples": size}
         for label, count in enumerate(counts[k]):
@@ -162,13 +161,14 @@ def _rows(counts: np.ndarray, parts: Sequence[np.ndarray], examples: int) -> Ite
     name = "pair_jensen_shannon"
     for a, b, distance in zip(first, second, distances, strict=True):
         yield {"metric": name, "scope": "pair", "client": a, "client_b": b, "value": distance}
-    mean = distances.mean() if len(distances) else np.nan
-    reason = "fewer than two clients have examples"
-    yield {**everywhere, "metric": name, "n_clients": len(compared), **_masked(mean, reason)}
+    mean = _masked(
+        distances.mean() if len(distances) else np.nan, "fewer than two clients have examples"
+    )
+    yield {**everywhere, "metric": name, "n_clients": len(compared), **mean}
     owners = np.bincount(np.concatenate([np.unique(part) for part in parts]), minlength=examples)
     totals = {"size_gini": gini(sizes), "shared": (owners > 1).sum(), "unused": (owners == 0).sum()}
     for name, value in totals.items():
-        yield {**everywhere, "metric": name, "value": float(value)}
+        yield {**everywhere, "metric": name, "value": value}
 
 
 def _masked(value: float, reason: str) -> Row:

@@ -84,8 +84,6 @@ def _refused(path: Path, error: OSError) -> FldiagError:
 
 def flush_folder(folder: Path) -> None:
     """Flush the names in a folder to disk: a file that was renamed there keeps its name through a power cut."""
-    if os.name != "posix":
-        return  # other systems do not open folders
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -103,7 +101,8 @@ def append(path: Path, content: bytes, at: int) -> None:
         handle = os.open(path, os.O_WRONLY)
         try:
             os.lseek(handle, at, os.SEEK_SET)
-            _write_all(handle, content)
+            while content:
+                content = content[os.write(handle, content) :]
             os.fsync(handle)
         except OSError:
             with contextlib.suppress(OSError):
@@ -113,11 +112,6 @@ def append(path: Path, content: bytes, at: int) -> None:
             os.close(handle)
     except OSError as error:
         raise _refused(path, error) from error
-
-
-def _write_all(handle: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(handle, content) :]
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fldiag import registry
+from fldiag.results.table import WHOLE
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,7 @@ class Number:
     source: str = "metrics"
 
 
-_TEST: dict[str, Any] = {
-    "moment": "aggregated",
-    "scope": "global",
-    "slice": "test",
-    "layer": None,
-    "index": None,
-}
+_TEST = {**WHOLE, "moment": "aggregated", "slice": "test"}
 TRAINING = (
     Number(
         "accuracy",

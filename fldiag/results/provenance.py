@@ -121,8 +121,7 @@ def capability() -> str:
 def sources() -> str:
     """The digest of fldiag's source files: it differs where the code does, also between two commits."""
     folder = Path(__file__).parents[1]
-    files = sorted(folder.rglob("*.py"))
-    return digest({str(path.relative_to(folder)): path.read_bytes() for path in files})
+    return digest({str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.py")})
 
 
 @cache
@@ -134,8 +133,8 @@ def commit() -> str | None:
         if not (ROOT / ".git").exists():
             record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
             return str(record["vcs_info"]["commit_id"])
-        words = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-        command = ["git", "-C", str(ROOT), *words]
+        names = ["--always", "--abbrev=40", "--exclude=*"]
+        command = ["git", "-C", str(ROOT), "describe", "--dirty", *names]
         answer = subprocess.run(command, check=True, capture_output=True, timeout=10)
         return answer.stdout.decode("ascii").strip() or None
     except Exception:

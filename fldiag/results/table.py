@@ -66,9 +66,7 @@ def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> pd.DataFrame:
 
     Columns outside the schema (such as grid coordinates) are kept, after the schema's.
     """
-    rows = [{**common, **row} for row in rows]
-    extra = sorted({k for row in rows for k in row} - set(COLUMNS))
-    return pd.DataFrame(rows, columns=[*COLUMNS, *extra]).astype(COLUMNS)
+    return columns(dict(pd.DataFrame([{**common, **row} for row in rows])))
 
 
 def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
@@ -157,7 +155,7 @@ def number(
     >>> number(frame, "loss", round=3), number(frame, "loss", column="stderr"), number(frame, "trace")
     (0.5, 0.1, None)
     """
-    rows = only(frame, **where) if metric is None else only(frame, metric=metric, **where)
+    rows = only(frame, **where, **({"metric": metric} if metric else {}))
     if column not in rows:
         return None
     values = pd.to_numeric(rows[column], errors="coerce").dropna()

@@ -20,6 +20,7 @@ from matplotlib.text import Text
 
 import fldiag
 from fldiag import registry
+from fldiag.diagnostics import forgetting
 from fldiag.errors import FldiagError
 from fldiag.plotting import shapes, style
 from fldiag.results.table import table
@@ -211,6 +212,17 @@ def test_a_table_of_something_else_is_one_sentence(name):
     rows = table([{"metric": "loss", "value": 1, "run": "a"}])
     with pytest.raises(FldiagError, match=f"has not what the picture of '{name}' shows"):
         fldiag.draw(rows, name=name)
+
+
+def test_a_run_may_have_the_name_of_a_moment():
+    kinds_of = [("accuracy", m) for m in ("received", "trained", "aggregated")]
+    rows = pd.concat([table(kinds.over_rounds(kinds_of), run=r) for r in ("trained", "other")])
+    rows["run"] = np.repeat(["trained", "other"], len(rows) // 2)
+    few = [{"metric": m, "round": 8, "client": 0, "index": 0, "value": 0.1, "run": r}
+        for m in ("class_forgetting", "class_examples") for r in ("trained", "other")]  # fmt: skip
+    fig = fldiag.draw(pd.concat([rows, table(few)]), name="forgetting")
+    assert [ax.get_title() for ax in fig.axes[:3]] == list(forgetting.MOMENTS.values())
+    assert all(len(ax.lines) == 2 for ax in fig.axes[1:3])
 
 
 # Print
