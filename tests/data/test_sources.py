@@ -41,10 +41,9 @@ def test_every_name_is_registered_with_its_variants():
 @pytest.mark.parametrize("preset", fldiag.catalogue("presets"))
 def test_the_data_of_every_preset_exist(preset):
     section = fldiag.Config.load(preset).data
-    for name in filter(None, (section.name, section.public)):
+    for name in (f"{section.name}@{section.variant or ''}", section.public or "digits"):
         base, _, variant = name.partition("@")
         assert base in registry.dataset and (not variant or variant in named.SETS[base].variants)
-    assert section.variant is None or section.variant in named.SETS[section.name].variants
 
 
 @pytest.mark.parametrize("name", [name for name in named.SETS if name != "imagenet200"])
@@ -182,11 +181,11 @@ def table(content):
 CLASSES = np.arange(20) % 10
 NO_DATA = [
     (own(train_labels=None), "train_labels is not a file"),
-    (own(train_labels=np.array([{}] * 20, dtype=object)), "Object arrays cannot be loaded"),
+    (own(train_labels=np.full(20, None)), "Object arrays cannot be loaded"),
     (own(train_labels=CLASSES[:-1]), "each example needs both"),
     (own(train_labels=CLASSES * 1.0), "targets are float32"),
     (own(train_labels=CLASSES - 1), "training labels go from -1"),
-    (own(**{key: np.zeros((20, 3, 8, 8), np.uint8) for key in KEYS[::2]}), "channels last"),
+    (own(train_images=np.zeros((20, 3, 8, 8))), "channels last"),
     (own(train_images=np.zeros(20)), "train_images has shape"),
     (own(test_images=np.zeros((5, 9, 9), np.uint8)), "have different forms"),
     (mnist((32, 32)), r"not 10 of uint8 \[1, 28, 28\]"),
@@ -230,13 +229,13 @@ def test_a_factory_returns_a_data_set_or_four_arrays(folder, monkeypatch):
         "def broken(): return 1 / 0\n"
     )
     monkeypatch.chdir(folder)
-    user_code.allow([f"mine:{n}" for n in ("four", "tokens", "ready", "wrong", "broken")])
-    built = {n: load(f"mine:{n}") for n in ("four", "tokens", "ready")}
-    assert built["four"].shape == (4,) and built["four"].classes == 4
-    assert built["tokens"].tokens and built["ready"].name == "iris"
-    for name, words in (("wrong", "returned a int"), ("broken", "ZeroDivisionError")):
+    names = [f"mine:{name}" for name in ("four", "tokens", "ready", "wrong", "broken")]
+    user_code.allow(names)
+    four, tokens, ready = map(load, names[:3])
+    assert four.shape == (4,) and four.classes == 4 and tokens.tokens and ready.name == "iris"
+    for name, words in zip(names[3:], ("returned a int", "ZeroDivisionError"), strict=True):
         with pytest.raises(FldiagError, match=words):
-            load(f"mine:{name}")
+            load(name)
 
 
 # -- validation
@@ -273,6 +272,10 @@ def test_public_data_are_drawn_from_another_set_or_leave_the_private_one(size, f
     assert len(public) == (size or 101) and len(clients) == len(np.unique(clients)) == 1399
     held_out = np.setdiff1d(np.arange(1500), clients)
     assert rows(public) <= rows(private.batch(torch.from_numpy(held_out)))
+    (folder / "p.json").write_text(f"[[{held_out[0]}]]")
+    plan = PartitionSection(kind="file", path=str(folder / "p.json"), seed=3)
+    with pytest.raises(FldiagError, match="client 0 has 1 examples"):
+        deal(private, plan, 1, holdout)
     shares = private.train_y[held_out].bincount() - private.train_y.bincount() * 101 / 1500
     assert shares.abs().max() <= 1
     section = section.model_copy(update={"public": write(folder / "other.npz", (8, 8))})

@@ -100,17 +100,17 @@ def test_every_text_file_is_opened_in_an_encoding_that_is_named():
 # -- a terminal that knows ASCII only
 
 
-def ascii_only(*words, cwd, **variables):
+def ascii_only(words, cwd, **variables):
     """A verb where the locale, the terminal and the names of files know ASCII only."""
     others = {"PYTHONIOENCODING", "LANG", "LANGUAGE"}
     environment = {name: os.environ[name] for name in os.environ.keys() - others}
     environment |= {"PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", **variables}
-    command = [sys.executable, "-m", "fldiag.cli", *words]
+    command = [sys.executable, "-m", "fldiag.cli", *words.split()]
     return subprocess.run(command, cwd=cwd, capture_output=True, env=environment)
 
 
 def check(words, cwd, mark, **variables):
-    result = ascii_only(*words.split(), cwd=cwd, **variables)
+    result = ascii_only(words, cwd, **variables)
     assert result.returncode == 0 and mark not in result.stderr, result.stderr
     assert result.stdout.decode("ascii")
 
@@ -170,8 +170,8 @@ def test_a_run_in_a_folder_of_any_letters(tmp_path, monkeypatch):
 def test_where_names_of_files_are_ascii_the_remedy_works(tmp_path):
     (tmp_path / "läufe").mkdir()
     train.train(config(rounds=1), out=tmp_path / "läufe" / "ß")
-    for words in (["drift", "läufe/ß"], ["train", "digits", "--out", "läufe/ü"]):
-        result = ascii_only(*words, cwd=tmp_path)
+    for words in ("drift läufe/ß", "train digits --out läufe/ü"):
+        result = ascii_only(words, tmp_path)
         assert result.returncode == 2 and b"cannot read this name" in result.stderr, result.stderr
         assert b"set PYTHONUTF8=1" in result.stderr and b"unexpected" not in result.stderr
-    assert "ß" in ascii_only("runs", "läufe", cwd=tmp_path, PYTHONUTF8="1").stdout.decode("utf-8")
+    assert "ß" in ascii_only("runs läufe", tmp_path, PYTHONUTF8="1").stdout.decode("utf-8")
