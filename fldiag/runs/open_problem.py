@@ -194,8 +194,8 @@ def _built(c: Checkpoint, content: Any) -> nn.Module:
             "net() in own_loop.py; in Python: fldiag.load(PATH, model=net)",
             usage=True,
         )
-    seed, most = c.manifest.get("seed", 0), sum(t.numel() for t in c.state.values())
-    name = spec.pop("name")
+    most = sum(t.numel() for t in c.state.values()) if c.model is None else None
+    name, seed = spec.pop("name"), c.manifest.get("seed", 0)
     return models.build(name, *_shapes(c, content), spec, seed=seed, most=most)
 
 
