@@ -84,6 +84,8 @@ def _refused(path: Path, error: OSError) -> FldiagError:
 
 def flush_folder(folder: Path) -> None:
     """Flush the names in a folder to disk: a file that was renamed there keeps its name through a power cut."""
+    if os.name != "posix":
+        return  # other systems do not open folders
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
