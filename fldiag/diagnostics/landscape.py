@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 POINTS, STEPS = 41, (4, 2, 1)
 #: More lines are evaluated only if the bicubic spline through those before misses one of ``CHECKS`` points between them by more
 #: than ``RTOL`` of the range; where splines of first and second order differ most.
-CHECKS, RTOL = 16, 0.005
+CHECKS, RTOL = 16, 0.01
 #: A loss that spans more than this factor is drawn as its logarithm.
 WIDE = 30
 #: Points of the drawn surface along an axis; checkpoints of a run that a trajectory shows at most.
@@ -390,7 +390,7 @@ def landscape(
 
     The grid has 41 x 41 points from -``span`` to ``span``. Every fourth line is evaluated first (11 x 11 points), then 16 points
     between them, where splines of first and second order differ most. If the bicubic spline misses one of these by more than
-    0.5 % of the range (of the logarithm, where losses span more than a factor of 30), every second line is evaluated (21 x 21
+    1 % of the range (of the logarithm, where losses span more than a factor of 30), every second line is evaluated (21 x 21
     points), and likewise all. Row ``interpolation_error``: the largest miss of the 16 points as a share of the range; none where
     all points are evaluated.
 
