@@ -130,14 +130,18 @@ def test_what_a_run_is_not_continued_with(tmp_path):
     with refused("is not there"):
         trained(run.path, rounds=3, resume=True)
     (tmp_path / "file").rename(run.path / run.round_file(1))
-    (run.path / "rounds").rename(tmp_path / "elsewhere")
-    (run.path / "rounds").symlink_to(tmp_path / "elsewhere")
-    with refused("symbolic link"):
-        trained(run.path, rounds=3, resume=True)
+    for name in ("rounds", "rounds.jsonl"):
+        elsewhere = (run.path / name).rename(tmp_path / name)
+        (run.path / name).symlink_to(elsewhere)
+        with refused("symbolic link"):
+            trained(run.path, rounds=3, resume=True)
+        (run.path / name).unlink()
+        elsewhere.rename(run.path / name)
 
 
 def test_pruned_runs_answer_and_get_no_more_rounds(tmp_path):
     run = trained(tmp_path, "scaffold", 3)
+    assert len(list((tmp_path / "state").iterdir())) == 1  # the states before are not kept
     metrics, size = run.metrics, folder_size(tmp_path)
     unneeded = run.prune([3], dry=True)
     assert folder_size(tmp_path) == size and run.prune([3]) == unneeded
