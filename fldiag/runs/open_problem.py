@@ -39,7 +39,6 @@ def open_problem(
     root: str | None = None,
     download: bool = False,
     normalise: Any = None,
-    name: str | None = None,
     loss: str | Callable[..., Any] | None = None,
     device: str = "auto",
     **options: Any,
@@ -54,7 +53,6 @@ def open_problem(
         root: Folder of the data.
         download: Whether the data may be fetched.
         normalise: How data that are given are seen, see ``fldiag.data.load``.
-        name: What tables call it.
         loss: A name of ``losses.BY_NAME``, ``pkg.mod:function`` or a function (outputs, y) -> the mean; by default what training
             minimises on such labels, and of batches that are dicts the model's own.
         device: See ``Problem``.
@@ -94,7 +92,7 @@ def open_problem(
         usual if loss is None else _criterion(loss),
         examples,
         *weights,
-        name=name or label,
+        name=label,
         device=device,
         labels=labels,
         **options,

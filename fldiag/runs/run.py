@@ -243,12 +243,11 @@ class Run:
         Raises:
             FldiagError: A file of the run is missing.
         """
-        paths = {file.relative_to(self.path).as_posix(): file for file in self.path.glob("**/*")}
-        for name in self.files.keys() - paths:
+        present = {file.relative_to(self.path).as_posix() for file in self.path.glob("**/*")}
+        for name in self.files.keys() - present:
             self.verified(name)
-        for name in paths.keys() - self.files:
-            if OWN.fullmatch(name):
-                paths[name].unlink()
+        for name in filter(OWN.fullmatch, present - self.files.keys()):
+            (self.path / name).unlink()
 
     def discard(self) -> None:
         """Remove the files of a run that could not be begun."""
