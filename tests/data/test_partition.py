@@ -74,9 +74,9 @@ def test_of_shards_that_do_not_divide_the_last_clients_get_fewer():
 
 @settings(max_examples=30)
 @given(
-    alpha=st.floats(0.2, 10),
+    alpha=st.floats(0.05, 10),
     clients=st.integers(1, 8),
-    min_size=st.integers(1, 15),
+    min_size=st.integers(1, 40),
     seed=st.integers(0, 999),
 )
 def test_lda_covers_once_and_respects_the_minimum(alpha, clients, min_size, seed):
