@@ -28,7 +28,7 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, SmallTable, at_centre, format_number
 from fldiag.results.table import Row, number, only, table
-from fldiag.sections import Seed, Tol
+from fldiag.sections import Products, Seed, Tol
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -218,7 +218,7 @@ def surfaces(frame: pd.DataFrame) -> list[Surface]:
 class Scale:
     """The heights that all surfaces share, from ``low`` to ``high``: losses or, where they span much, their logarithms.
 
-    ``heights``: of each surface on the ``axis`` [f] of its own, the spline through its losses [f, f]. ``high`` is the largest
+    ``splines``: of each surface an axis of its own [f], and the spline through its losses there [f, f]. ``high`` is the largest
     height or, where a few corners explode, 1.5 times the 95th percentile, above the lowest.
     """
 
@@ -231,14 +231,14 @@ class Scale:
         heights = height_of(losses, self.is_log)
         self.low, most, top = np.quantile(heights, (0, 0.95, 1)).tolist()
         self.high = self.low + (min(1.5 * (most - self.low), top - self.low) or 1.0)
-        self.axes = [np.linspace(grid.axis[0], grid.axis[-1], FINE) for grid in grids]
-        self.heights = []
+        self.splines = []
         # a spline through higher losses would swing
         end = 2 * self.high - self.low
-        for grid, fine in zip(grids, self.axes, strict=True):
+        for grid in grids:
+            fine = np.linspace(grid.axis[0], grid.axis[-1], FINE)
             values = np.fmin(grid.losses, 10 ** min(end, 300) if self.is_log else end)
             z = spline(grid.axis, values, fine, self.is_log)
-            self.heights.append(np.clip(z, self.low, top))
+            self.splines.append((fine, np.clip(z, self.low, top)))
 
     def number(self, height: float, _: Any = None) -> str:
         """The loss of a height, as an axis shows it."""
@@ -267,7 +267,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         fig.subplots_adjust(
             0.55 / width, 0.6 / height, 1 - 0.95 / width, 1 - 0.3 / height, 0.1, 0.2
         )
-        for i, (grid, fine, z) in enumerate(zip(grids, scale.axes, scale.heights, strict=True)):
+        for i, (grid, (fine, z)) in enumerate(zip(grids, scale.splines, strict=True)):
             above = fig.add_subplot(2, count, i + 1, projection="3d", zorder=-i)
             title = style.plain(style.shorten(grid.run, int(14 * side)))
             above.set_title(title, fontsize=8.5, weight="bold")
@@ -334,13 +334,13 @@ def page(frame: pd.DataFrame) -> str:
     scale, count = Scale(grids), len(grids)
     titles = [escape(": ".join(filter(None, [grid.run, grid.caption]))) for grid in grids]
     fig = make_subplots(1, count, specs=[[{"type": "scene"}] * count], subplot_titles=titles)
-    for column, (fine, z) in enumerate(zip(scale.axes, scale.heights, strict=True), start=1):
-        places = {"x": fine, "y": fine, "z": z.clip(max=scale.high), "row": 1, "col": column}
-        fig.add_surface(**places, coloraxis="coloraxis")
+    for column, (fine, z) in enumerate(scale.splines, start=1):
+        z = z.clip(max=scale.high)
+        fig.add_surface(x=fine, y=fine, z=z, row=1, col=column, coloraxis="coloraxis")
     x, y = names_of(frame)
     loss = "log₁₀ loss" if scale.is_log else "loss"
-    fig.update_scenes(xaxis_title_text=x, yaxis_title_text=y, zaxis_title_text=loss)
-    fig.update_scenes(zaxis_range=[scale.low, scale.high])
+    heights = {"title_text": loss, "range": [scale.low, scale.high]}
+    fig.update_scenes(xaxis_title_text=x, yaxis_title_text=y, zaxis=heights)
     colours = {"cmin": scale.low, "cmax": scale.high, "colorscale": style.COLORMAP.capitalize()}
     fig.update_layout(coloraxis=colours, template="none")
     surface = fig.to_html(full_html=False, div_id="landscape", config={"displaylogo": False})
@@ -374,10 +374,7 @@ def landscape(
     ] = None,
     k: Annotated[int, Field(ge=2, description="Number of eigenvalues, with eigen directions.")] = 5,
     tol: Tol = 1e-3,
-    max_products: Annotated[
-        int,
-        Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
-    ] = 100,
+    max_products: Products = 100,
     seed: Seed = 0,
 ) -> pd.DataFrame:
     """Draw the loss surface around checkpoints, with λ1 and λ1/λk: picture, interactive page and table.

@@ -27,7 +27,7 @@ from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.summary import Item, Note, SmallTable, format_number
 from fldiag.results.table import Row, number, only, table
-from fldiag.sections import Seed
+from fldiag.sections import Products, Seed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 GREY = "#8a8a8a"
 #: Of more paths from one checkpoint those with the largest barriers have a colour and a name.
 MANY = 6
-DASHED = (0, (3, 2))
+DASHED: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 0.9}
 #: Key of the rows of ``of_paths`` -> heading.
 LINES = {
     "run": "checkpoint",
@@ -63,8 +63,10 @@ def of_paths(frame: pd.DataFrame) -> list[Row]:
         row: Row = {"run": run, "index": index, "end": f"direction {index}"}
         row |= {name: number(part, name) for name in ("slope", "curvature", "barrier", "distance")}
         row |= {name: number(part, "barrier", column=name) for name in ("stderr", "x")}
-        row |= {"residual": number(part, "curvature", column="residual")}
-        row |= {"loss": number(part, "loss", x=0)}
+        row |= {
+            "residual": number(part, "curvature", column="residual"),
+            "loss": number(part, "loss", x=0),
+        }
         rows.append(row if row["barrier"] is None else {**row, "end": part["run_b"].iloc[0]})
     return sorted(rows, key=lambda row: -(row["barrier"] or 0.0))
 
@@ -88,10 +90,10 @@ def draw(frame: pd.DataFrame) -> Figure:
         # steep parabolas must not flatten the loss
         room = 0.05 * (high - low) or 1.0
         axes[0].set(ylabel="loss", ylim=(low - room, high + room))
+        along = "coefficient of the direction"
         if len(only(frame, metric="barrier")):
             wide_range(axes[0], floats(losses["value"]))
-        way = "t, from this model (0) to another (1)"
-        along = way if len(only(frame, metric="barrier")) else "coefficient of the direction"
+            along = "t, from this model (0) to another (1)"
         about = f"{losses['slice'].iloc[0]}, n = {int(losses['n_examples'].iloc[0]):,}"
         about = f"{along}\n{style.plain(about)}; bands: one standard error"
         fig.supxlabel(about, fontsize=8)
@@ -106,43 +108,35 @@ def band(losses: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
-    from matplotlib.lines import Line2D
-
     ways = of_paths(frame)
     are_lines = ways[0]["barrier"] is None
-    handles, texts = [], []
+    thin: dict[str, Any] = {"color": GREY, "linewidth": 0.6}
     for place, way in enumerate(ways):
         rows, bowl = (only(part, index=way["index"]) for part in (losses, frame))
         x, value = floats(rows["x"]), floats(rows["value"])
         if place >= MANY:
-            ax.plot(x, value, color=GREY, linewidth=0.6, zorder=1)
+            ax.plot(x, value, **thin, zorder=1)
             continue
         look = style.look(place)
-        ax.plot(x, value, color=look.color, linewidth=1.3)
+        metric = "curvature" if are_lines else "barrier"
+        text = f"{style.shorten(way['end'], 28)}: {metric} {format_number(way[metric], 3)}"
+        text += f" ± {format_number(way['stderr'], 2)}" if way["stderr"] else ""
+        ax.plot(x, value, color=look.color, linewidth=1.3, label=style.plain(text))
         ax.fill_between(x, *band(rows), color=look.color, alpha=0.15, linewidth=0)
         bowl = only(bowl, metric="parabola").sort_values("x")
-        dashed: dict[str, Any] = {"color": look.color, "linestyle": DASHED, "linewidth": 0.9}
-        ax.plot(floats(bowl["x"]), floats(bowl["value"]), **dashed)
+        ax.plot(floats(bowl["x"]), floats(bowl["value"]), color=look.color, **DASHED)
         at, height = way["x"], way["barrier"]
         if height is not None and 0 < height < np.inf:
             ends = (1 - at) * value[0] + at * value[-1]
             ax.plot([at, at], [ends, ends + height], color=look.color, linewidth=0.8, linestyle=":")
-            ax.plot(at, ends + height, label="barrier", **look.point)
-        handles.append(Line2D([], [], color=look.color))
-        metric = "curvature" if are_lines else "barrier"
-        height = format_number(way[metric], 3)
-        height += f" ± {format_number(way['stderr'], 2)}" if way["stderr"] else ""
-        texts.append(f"{style.shorten(way['end'], 28)}: {metric} {height}")
+            ax.plot(at, ends + height, **look.point)
     if are_lines:
-        handles.append(Line2D([], [], color=GREY, linestyle=DASHED))
-        texts.append("parabola of slope and curvature")
+        ax.plot([], [], color=GREY, **DASHED, label="parabola of slope and curvature")
     if len(ways) > MANY:
-        handles.append(Line2D([], [], color=GREY, linewidth=0.6))
-        texts.append(f"{len(ways) - MANY} more")
+        ax.plot([], [], **thin, label=f"{len(ways) - MANY} more")
     ax.margins(x=0.02)
     ax.grid(True)
-    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
-    ax.legend(handles, [style.plain(text) for text in texts], **below)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
@@ -179,10 +173,7 @@ def paths(
     span: Annotated[
         float, Field(gt=0, le=1e30, description="Largest coefficient of a direction.")
     ] = 1.0,
-    max_products: Annotated[
-        int,
-        Field(ge=2, description="Maximum number of Hessian-vector products for the eigenvalues."),
-    ] = 100,
+    max_products: Products = 100,
     seed: Seed = 0,
 ) -> pd.DataFrame:
     """Measure the loss along straight paths: eigen or random directions, between models, or to a round's clients.

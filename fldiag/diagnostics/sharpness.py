@@ -273,7 +273,7 @@ def sharpness(
     >>> round(float(rows["adaptive_sharpness"]), 4)  # (0.5 |w|)^2
     1.0
     """
-    rows: list[Row] = problem.centre.rows(problem)
+    rows = problem.centre.rows(problem)
     weights = adaptive_scale(problem)
     for kind, scale, radius, spread in (
         ("adaptive", weights, rho, deviation),

@@ -311,7 +311,7 @@ def spectrum(
     Raises FldiagError when the loss is not a finite function of the weights alone, or no tensor matches.
     """
     is_usual = params is None and matrix == "hessian"
-    if (params is not None and (trace or density)) or (trace and not is_usual):
+    if (trace and not is_usual) or (density and params is not None):
         text = "trace and density are of the whole model, and the trace is that of the Hessian"
         raise FldiagError(text, "leave out --params and --matrix", usage=True)
     most = max_products or max(100, 8 * k)
@@ -334,8 +334,8 @@ def spectrum(
         first = eigenpairs(problem, 1, names=tensors, **options)
         rows += eigenvalue_rows(problem, first, layer=layer or "(model)", **about)
     if trace:
-        products = max_products or 200
-        result = diagonal(problem, max_products=products, seed=seed, progress=show)
+        most = max_products or 200
+        result = diagonal(problem, max_products=most, seed=seed, progress=show)
         rows += diagonal_rows(problem, result)
     if density:
         rows += density_rows(problem, pairs, matrix, seed)

@@ -130,8 +130,8 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
-        kinds = {k: getattr(Problem, k, None) for k in vars(self)}
-        own = {k: v for k, v in vars(self).items() if not isinstance(kinds[k], cached_property)}
+        once = {k for k, v in vars(Problem).items() if isinstance(v, cached_property)}
+        own = {k: vars(self)[k] for k in vars(self).keys() - once}
         return {**own, "model": self.module, "checkpoint": None, "run": None}
 
     def at(
@@ -323,17 +323,14 @@ class Problem:
         return self.memory // 4 // (8 * size)
 
     @cached_property
-    def _batches(self) -> dict[int, Batch]:
-        return {}
+    def batch(self) -> Callable[[int], Batch]:
+        """Number -> batch, kept for the next evaluation where all of them fit a quarter of the memory."""
 
-    def batch(self, i: int) -> Batch:
-        """Batch i, kept for the next evaluation while all batches fit a quarter of the memory."""
-        if i in self._batches:
-            return self._batches[i]
-        batch = self.read(*self.bounds[i])
-        if sum(t.nbytes for t in tree_leaves(batch)) * len(self.bounds) <= self.memory / 4:
-            self._batches[i] = batch
-        return batch
+        def read(i: int) -> Batch:
+            return self.read(*self.bounds[i])
+
+        size = len(self.bounds) * sum(t.nbytes for t in tree_leaves(read(0)))
+        return functools.cache(read) if size <= self.memory / 4 else read
 
     def batches(self) -> Iterator[Batch]:
         """The slice, batch by batch."""
