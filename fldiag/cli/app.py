@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import os
+import signal
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -209,6 +211,15 @@ def root(
     if version:
         print(__version__)
         raise typer.Exit
+
+
+def main() -> None:
+    """What the command ``fldiag`` calls."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a λ that the terminal lacks is a question mark
+    # who ends a job says it this way; finished work is kept as with Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app()
 
 
 def verb(

@@ -228,7 +228,7 @@ BOUNDS = {
 
 
 def words(schema: dict[str, Any]) -> str:
-    """What a JSON schema allows.
+    """What a JSON schema allows; nothing where only the option's own check knows.
 
     >>> words({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
     'whole number from 1 or none'
@@ -239,6 +239,6 @@ def words(schema: dict[str, Any]) -> str:
         return ", ".join(map(str, schema["enum"]))
     if "items" in schema:
         return f"several: {words(schema['items'])}"
-    kind = schema.get("type", "anything")
+    kind = schema.get("type", "")
     bounds = [f"{text} {schema[key]:g}" for key, text in BOUNDS.items() if key in schema]
     return " ".join([TYPES.get(kind, kind), *bounds])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 import torch
@@ -11,13 +11,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.curvature.lanczos import EigenPairs
+from fldiag.diagnostics.geometry import Split
 from fldiag.execution import workspace
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats
 from fldiag.problem.hessian import eigenpairs
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary
 from fldiag.results.table import Row, last_round, number, only, thin
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Seed, Tol
@@ -79,9 +80,8 @@ def eigen_rows(
     vectors, values = pairs.vectors.double(), torch.as_tensor(pairs.values).to(d)
     along = vectors @ d
     each = {"linear": (vectors @ g) * along, "quadratic": values * along**2 / 2}
-    errors = {"residual": pairs.residuals, "converged": pairs.converged}
-    top = pd.DataFrame({"eigenvalue": pairs.values, **errors})
-    top["index"] = top.index + 1
+    top = pd.DataFrame({"residual": pairs.residuals, "converged": pairs.converged})
+    top = top.assign(eigenvalue=pairs.values, index=top.index + 1)
     for metric, numbers in each.items():
         about: Row = {"metric": metric, "estimator": "eigen"}
         yield from top.assign(**about, value=numbers.tolist()).to_dict("records")
@@ -145,7 +145,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     return fig
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """The terms of every client's update in the last round."""
     last = only(frame, round=last_round(frame, "change"), estimator="exact")
     yield Sentence(
@@ -175,10 +175,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 def account(
     history: History,
     *,
-    slice: Annotated[
-        Literal["train", "test"],
-        Field(description="Examples on which the loss is taken: train or test."),
-    ] = "train",
+    slice: Split = "train",
     k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
     tol: Tol = 1e-3,
     max_products: Annotated[

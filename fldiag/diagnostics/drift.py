@@ -6,7 +6,7 @@ distance to the new global model is what the FL-Simulator code of Sun et al. cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.summary import Item, Sentence, of_rounds
+from fldiag.results.summary import Options, Sentence, Summary, of_rounds
 from fldiag.results.table import Row, only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import Weights
@@ -339,7 +339,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
     return fig
 
 
-def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(table: pd.DataFrame, options: Options) -> Summary:
     """The means over the clients of some rounds."""
     angle = "cos_gu_gp"
     columns: dict[str, str | Row] = {

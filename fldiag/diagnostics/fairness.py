@@ -7,7 +7,7 @@ calibration error of Guo et al., "On Calibration of Modern Neural Networks" (ICM
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from fldiag.registry import diagnostic
 from fldiag.results import statistics
 from fldiag.results.numbers import Number
 from fldiag.results.statistics import gini, share, worst_decile
-from fldiag.results.summary import Item, Sentence, SmallTable, guess_accuracy
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary, guess_accuracy
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
@@ -191,7 +191,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
     return fig
 
 
-def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(table: pd.DataFrame, options: Options) -> Summary:
     """The spread over the clients in the last round, with its intervals."""
     last = only(table, scope="global", round=last_round(table, "mean_accuracy"))
     rows = only(last, metric=[*SPREADS, "ece_floor", "accuracy"])

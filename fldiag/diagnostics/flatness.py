@@ -7,7 +7,7 @@ ICML 2024; the gap): only its abstract and opening were read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ from fldiag.plotting.shapes import dots, floats, lines, wide_range
 from fldiag.problem.hessian import diagonal, eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History
 from fldiag.sections import Products, Rtol, Seed, Tol
@@ -172,7 +172,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     return fig
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """Whole, parts and gaps of the last round."""
     last = only(frame, scope="global", round=last_round(frame, "trace_gap"))
     yield Sentence(

@@ -8,7 +8,7 @@ distillation in federated learning" (NeurIPS 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,8 +21,9 @@ from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.statistics import sample_mean, share
 from fldiag.results.summary import (
-    Item,
+    Options,
     Sentence,
+    Summary,
     guess_accuracy,
     of_rounds,
     plus_minus,
@@ -270,7 +271,7 @@ def draw_classes(ax: style.Axes, wide: pd.DataFrame, examples: pd.DataFrame, rea
     ax.set(xlabel="class" + f" ({'; '.join(notes)})" * bool(notes), ylabel="client")
 
 
-def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(table: pd.DataFrame, options: Options) -> Summary:
     """Accuracies (of regression: losses) of some rounds, and the average forgetting after the last."""
     metric = "accuracy" if (table["metric"] == "accuracy").any() else "loss"
     trained = {"moment": "trained"}

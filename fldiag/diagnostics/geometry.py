@@ -8,7 +8,7 @@ revisited" (ICML 2019).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Item, SmallTable
+from fldiag.results.summary import Options, SmallTable, Summary
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
@@ -44,6 +44,11 @@ MODELS = {
     "aggregated": "aggregated model",
     "trained": "clients' models",
 }
+#: Examples of a whole run.
+Split = Annotated[
+    Literal["train", "test"],
+    Field(description="Examples: train (those of all clients) or test."),
+]
 #: Examples on which clients' layers are compared.
 SIMILAR = 200
 UNDEFINED = (
@@ -235,7 +240,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     return fig
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """The numbers and how alike the layers are in the last round, and why numbers are missing."""
     last = only(frame, scope="global", round=last_round(frame, "effective_rank"))
     lines = [
@@ -263,10 +268,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
 def geometry(
     history: History,
     *,
-    slice: Annotated[
-        Literal["train", "test"],
-        Field(description="Examples: train (those of all clients) or test."),
-    ] = "train",
+    slice: Split = "train",
 ) -> pd.DataFrame:
     """Measure the geometry of features before the head: neural collapse (NC1 to NC4), effective rank, CKA between clients.
 

@@ -6,9 +6,8 @@ which only the abstracts were read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any
 
 import pandas as pd
 import torch
@@ -20,7 +19,7 @@ from fldiag.models.lora import adapters
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, lines
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary
 from fldiag.results.table import Row, last_round, only
 from fldiag.runs.history import History, Stored
 
@@ -122,7 +121,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     return fig
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """Every layer in the last round."""
     means, columns = by_layer(frame), {"layer": "layer", **METRICS}
     last = last_round(means)

@@ -6,7 +6,7 @@ data) and as its released code computes them (one trace a parameter tensor, all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from fldiag.plotting.shapes import MANY, cells, pairs
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Sentence, SmallTable, format_number
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary, format_number
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
@@ -287,7 +287,7 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     return fig
 
 
-def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(table: pd.DataFrame, options: Options) -> Summary:
     """Clients of the last round, and the means over pairs of every round."""
     last = only(table, round=last_round(table))
     traces = only(last, metric="trace").drop_duplicates("client")[-MANY:]  # all are in the csv

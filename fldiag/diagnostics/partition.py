@@ -9,8 +9,7 @@ are the picture of Lee et al., "FedSOL" (CVPR 2024), figure 2.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import gini, sample_mean
-from fldiag.results.summary import Item, Note, SmallTable
+from fldiag.results.summary import Note, Options, SmallTable, Summary
 from fldiag.results.table import Row, number, only, table, thin
 from fldiag.runs.open_problem import load_dataset, load_parts
 from fldiag.runs.run import Run
@@ -69,7 +68,7 @@ COLUMNS = {
 }
 
 
-def summary(table: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(table: pd.DataFrame, options: Options) -> Summary:
     """Sizes and distances in one row; what belongs to several clients, or to none."""
     rows, notes = [], []
     for run, part in table.groupby("run", sort=False):

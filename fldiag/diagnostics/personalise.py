@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -14,13 +14,13 @@ from fldiag import user_code
 from fldiag.plotting import style
 from fldiag.plotting.shapes import compares_runs
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Sentence, SmallTable
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary
 from fldiag.results.table import PERSONAL, check, only, table
 from fldiag.runs.run import Run
 from fldiag.sections import Device, Download, Root
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """One row for each run and number of epochs."""
     yield Sentence(
         "personal accuracy after epochs of fine-tuning: mean, deviation and range over clients"

@@ -49,6 +49,9 @@ class Note:
 
 
 Item = SmallTable | Sentence | Note
+#: What the function ``summary`` of a diagnostic returns, and of what it gets the table's options.
+Summary = Iterator[Item]
+Options = Mapping[str, Any]
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
@@ -175,7 +178,7 @@ def standing(table: pd.DataFrame) -> list[Item]:
     return items
 
 
-def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Iterator[Item]:
+def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Summary:
     n, inputs = rows[["n_examples", "inputs"]].iloc[0]
     losses, answers = (only(rows, metric=(m, f"model_{m}")) for m in ("loss", "accuracy"))
     loss = plus_minus(number(losses), number(losses, column="stderr"))

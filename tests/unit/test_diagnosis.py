@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import histories
 import pandas as pd
 import pytest
 import torch
@@ -142,6 +143,18 @@ def test_every_result_about_weights_has_the_accuracy_beside_the_loss(name):
 def test_no_better_than_a_guess_is_a_warning_with_the_remedy():
     with pytest.warns(UserWarning, match="mine: no better than a guess.*--normalise"):
         fldiag.diagnose(problem(scale=-1.0), "spectrum", k=1)
+
+
+def test_a_summary_says_what_is_missing():
+    w = histories.identity()
+    rounds = [histories.stored(w, [w, w * torch.nan], w, round=t) for t in range(1, 11)]
+    parts = [range(60), range(60, 120)]
+    past = histories.history(histories.linear(), histories.separable(), parts, *rounds)
+    answer = diagnose("forgetting", [past], {"own": False}, write=False)
+    notes = [item.text for item in answer.summary() if isinstance(item, Note)]
+    says = "the trained weights of client 1 are not finite: left out"
+    assert notes[:8] == [f"round {t}: {says}" for t in range(1, 9)]
+    assert notes[8:] == ["and 2 more (rows metric = missing of the table)"]
 
 
 @pytest.mark.parametrize(

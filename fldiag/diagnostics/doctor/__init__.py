@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import pandas as pd
@@ -19,13 +19,13 @@ from fldiag.diagnostics.doctor.facts import (
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Note, Sentence, SmallTable
+from fldiag.results.summary import Note, Options, Sentence, SmallTable, Summary
 from fldiag.results.table import Row, table
 from fldiag.runs.run import Run
 from fldiag.sections import Device, Download, Root
 
 
-def summary(rows: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(rows: pd.DataFrame, options: Options) -> Summary:
     """A line of counts for every run, the findings, and what was not checked."""
     for run, part in rows.groupby("run", sort=False):
         count = {s: int((part["severity"] == s).sum()) for s in SEVERITIES}
