@@ -29,6 +29,7 @@ MEMORIES = {
     "feddyn": {"method__name": "feddyn"},
     "momentum": {"train__momentum": 0.9, "train__keep_momentum": True},  # of the clients
     "half": {"method__name": "scaffold", "checkpoint__every": 2},
+    "tuned": {"method__name": "fedavg_ft"},  # of none; its last numbers are of the end
 }
 #: When a run is killed: with which event, or as which file takes its place.
 KILLS = [
@@ -110,11 +111,12 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(i, killed, whole):
     pd.testing.assert_frame_equal(run.metrics, whole[name].metrics)
 
 
-@pytest.mark.parametrize("name", ["feddyn", "scaffold"])
+@pytest.mark.parametrize("name", ["feddyn", "scaffold", "tuned"])
 def test_more_rounds_are_those_of_a_longer_run(name, whole, tmp_path):
-    run = train(tmp_path / "run", **options(name) | {"rounds": 2})
+    run = train(tmp_path / name, **options(name) | {"rounds": 2})
     run = train(run.path, resume=True, **options(name))
     assert same(bits(run), bits(whole[name]))
+    pd.testing.assert_frame_equal(run.metrics, whole[name].metrics)
 
 
 def test_fine_tuning_begins_with_fresh_momentum(whole):
