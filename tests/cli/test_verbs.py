@@ -195,6 +195,7 @@ def test_explain_gives_equations_options_and_source():
         "equals: fedavg",
     )
     assert all(part in text for part in parts)
+    assert "several: number from 0 " in run("explain", "drift").stdout
     # also of a diagnostic with flags, which have names too
     assert json.loads(run("explain", "spectrum", "--json").stdout)["name"] == "spectrum"
 

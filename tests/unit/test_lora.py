@@ -104,6 +104,9 @@ def test_clients_that_use_different_directions():
         "rank 1 at right angles"
     )
     assert effective_rank(torch.tensor([5.0, 5.0, 5.0, 0.0])) == pytest.approx(3, rel=1e-6)
+    a, b = torch.stack([EYE[:2], EYE[[0, 2]]]), torch.ones(2, 6, 2).double()
+    *_, row = layer_rows(a, b, HALF, 1.0, [3, 7])  # one direction of two is common
+    assert row["scaled"] == pytest.approx(math.sqrt(2) / 2, rel=1e-12)
 
 
 def test_misalignment_knows_spaces_not_their_bases():

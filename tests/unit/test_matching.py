@@ -77,6 +77,16 @@ def test_a_space_of_zero_eigenvalues_and_a_zero_diagonal_have_no_direction():
     assert mean == pytest.approx((2 * sum(values) + 3) / 9)
 
 
+def test_what_rests_on_a_rough_diagonal_is_not_converged(monkeypatch):
+    assert pair(matching(FULL, OTHER, k=0), "H_N", 0, 1).converged
+    monkeypatch.setattr("fldiag.problem.diagonal.exact_layers", lambda problem: {})
+    table = matching(FULL, OTHER, k=0, rtol=1e-3, max_products=4)
+    for form in ("diag", "tensor_trace"):
+        row = pair(table, "H_N", 0, 1, form)
+        assert row.stderr > 0 and not row.converged
+        assert not one(table, "H_N", diag_mode=form, data="client", self_pairs=True).converged
+
+
 def test_the_overlap_is_the_mean_squared_cosine():
     a, b = np.diag([3.0, 2, 0.1, 0.1]), np.diag([3.0, 2, 0.1, 0.1])
     turn = np.eye(4)
