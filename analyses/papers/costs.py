@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -69,25 +69,35 @@ def flops(config: fldiag.Config) -> pd.DataFrame:
 
     Counted in the second round, on images that are augmented, so that nothing is kept from step to step. What is drawn at random
     (blocks, sub-networks) counts with its expectation."""
-    images, name = blank(config.data.name, augment=True), config.method.name
-    neutral = registry.method.get(name).meta["neutral"] if name in DRAWN else {}
-    undrawn = config.replace(**{f"method.{key}": value for key, value in neutral.items()})
-    short, long = (_federation(undrawn, images, epochs) for epochs in (1, 2))
-    both = [_of_forward(operations(federation)) for federation in (short, long)]
-    count = (both[1] - both[0]) / (2 * BATCH)
+    name = config.method.name
     if name in DRAWN:
-        count = count + DRAWN[name](_federation(config, images, 1).setup, images.train_x[:1])
-    layers = [m for m in long.setup.module.modules() if isinstance(m, LAYERS)]
-    sizes = [
-        sum(p.numel() for module in modules for p in module.parameters())
-        for modules in ([long.setup.module], layers)
-    ]
+        images = blank(config.data.name, augment=True)
+        drawn = DRAWN[name](_federation(config, images, 1).setup, images.train_x[:1])
+        simpler = {"name": registry.method.get(name).meta["equals"]}
+        count, sizes = _of_step(config.replace(method=simpler))
+        count = count + drawn
+    else:
+        count, sizes = _of_step(config)
     kept = STORED.get(name, 1) * np.array(sizes) / 1e6
     numbers = {"MFLOPs": count / 1e6, "GFLOPs": count / 1e9, "params_M": kept}
     ends = ("", "_profiled")
     return _rows(
         **{m + e: v for m, pair in numbers.items() for e, v in zip(ends, pair, strict=True)}
     )
+
+
+@cache
+def _of_step(config: fldiag.Config) -> tuple[np.ndarray, list[int]]:
+    """Multiply-adds of a step's forward passes, an image, without and with pooling; parameters of the model and of its layers."""
+    images = blank(config.data.name, augment=True)
+    short, long = (_federation(config, images, epochs) for epochs in (1, 2))
+    one, two = (_of_forward(operations(federation)) for federation in (short, long))
+    module = long.setup.module
+    layers = [m for m in module.modules() if isinstance(m, LAYERS)]
+    sizes = [
+        sum(p.numel() for m in modules for p in m.parameters()) for modules in ([module], layers)
+    ]
+    return (two - one) / (2 * BATCH), sizes
 
 
 def relative(config: fldiag.Config) -> pd.DataFrame:
