@@ -90,12 +90,14 @@ def test_the_standard_errors_of_estimated_traces_are_those_of_their_errors():
     p, ref = problem(case), of_case(case)
     ratios, true = [], ref.hessian.diagonal().view(6, -1).sum(1).tolist()
     tables = [rows(reference.layers(p, products=4, seed=seed), "trace") for seed in range(40)]
-    for name, trace in zip(ref.names, true, strict=True):
-        layer = pd.concat([rows(t, "trace", layer=name.removesuffix(".weight")) for t in tables])
+    layers = [name.removesuffix(".weight") for name in ref.names]
+    for name, trace in zip([*layers, None], [*true, sum(true)], strict=True):
+        layer = pd.concat([rows(t, "trace", layer=name) for t in tables])
         assert "exact" not in set(layer["estimator"])
         errors, stated = layer["value"].to_numpy(float) - trace, layer["stderr"].to_numpy(float)
         ratios.append(np.square(errors).mean() / np.square(stated).mean())
-    assert 0.6 < np.mean(ratios) < 1.6
+    *of_layers, of_whole = ratios
+    assert 0.6 < np.mean(of_layers) < 1.6 and 0.5 < of_whole < 1.7
 
 
 def test_random_directions_are_as_long_as_the_filters_and_leave_biases():

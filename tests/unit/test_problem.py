@@ -121,6 +121,14 @@ def test_losses_are_their_means_over_the_slice(name):
         assert float(scores.right.double().mean()) == pytest.approx(float(right.float().mean()))
 
 
+def test_the_examples_losses_hold_the_weight_decay():
+    p = fldiag.Problem(mlp(), F.cross_entropy, (X, Y), weight_decay=0.3)
+    bare = fldiag.Problem(mlp(), F.cross_entropy, (X, Y))
+    term = 0.15 * float(p.w.double().square().sum())
+    assert p.loss()[0] == pytest.approx(bare.loss()[0] + term, rel=1e-6)
+    assert float(p.scores().each.mean()) == pytest.approx(p.loss()[0], rel=1e-6)
+
+
 def test_numbers_are_not_taken_for_classes():
     """Counts are integers, too, but of more values than there are outputs."""
 
@@ -221,6 +229,26 @@ def test_standard_errors_of_estimated_entries_are_those_of_their_errors():
         squares += (result.vector()[:25] - true).square().sum()
         stated += result.vector_stderr()[:25].square().sum()
     assert 0.7 < squares / stated < 1.4
+
+
+def test_a_weight_that_is_used_beside_its_layer_has_its_own_diagonal():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x) + F.linear(x.flip(1), self.layer.weight)
+
+    torch.manual_seed(2)
+    p = fldiag.Problem(Twice().double(), F.cross_entropy, (X.double(), Y), dtype=torch.float64)
+    torch.testing.assert_close(diagonal(p).vector(), p.dense().diagonal())
+
+
+def test_a_scatter_is_that_of_ten_random_vectors_or_more():
+    p = fldiag.Problem(mlp().double(), F.cross_entropy, (X.double(), Y), dtype=torch.float64)
+    result = diagonal(p, max_products=24, rtol=0.99)
+    assert [len(s) for s in result.samples.values()] == [10, 10]
 
 
 def test_a_layer_without_a_rule_leaves_the_others_exact():
