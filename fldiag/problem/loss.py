@@ -99,9 +99,11 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
     if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
         forms += [_mean(loss, _count_labels(0), "labels that count")]
         forms += [_mean(loss, _count_labels(1), "labels after the first")]
+        # halves must differ in how much counts: of the examples with fewer labels the first label alone
+        x, y = cut((x, y), (y["labels"] != IGNORED).flatten(1).sum(1).argsort(descending=True))
         labels = y["labels"].clone()
-        for i, row in enumerate(labels):  # ever fewer, as rows alike tell no form from another
-            row[len(row) - (len(row) - 1) * i // len(labels) :] = IGNORED
+        for row in labels.flatten(1)[len(labels) // 2 :]:
+            row[row.ne(IGNORED).nonzero().flatten()[1:]] = IGNORED
         x, y = {**x, "labels": labels}, {**y, "labels": labels}
     for sums in forms:
         if is_sum(sums, call, x, y):

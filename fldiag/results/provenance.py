@@ -134,7 +134,7 @@ def commit() -> str | None:
             record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
             return str(record["vcs_info"]["commit_id"])
         names = ["--always", "--abbrev=40", "--exclude=*"]
-        command = ["git", "-C", str(ROOT), "describe", "--dirty", *names]
+        command = ["git", "--no-optional-locks", "-C", str(ROOT), "describe", "--dirty", *names]
         answer = subprocess.run(command, check=True, capture_output=True, timeout=10)
         return answer.stdout.decode("ascii").strip() or None
     except Exception:

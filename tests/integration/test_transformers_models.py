@@ -9,7 +9,7 @@ import transformers
 import fldiag
 
 TOKENS = torch.randint(3, 20, (6, 7), generator=torch.Generator().manual_seed(0))
-MASK = torch.ones_like(TOKENS).tril(1).flip(0)  # sentences of 7 to 2 words
+MASK = torch.ones_like(TOKENS).tril(1)  # sentences of 2 to 7 words
 LABELS = TOKENS.masked_fill(MASK == 0, -100)
 BATCH = {"input_ids": TOKENS, "attention_mask": MASK, "labels": LABELS}
 MODELS = {

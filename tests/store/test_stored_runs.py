@@ -17,10 +17,6 @@ from reference import train
 from torch import nn
 
 import fldiag
-from fldiag.method import PersonalPlan
-from fldiag.training.personalise import fine_tune
-from fldiag.training.server import Federation
-from fldiag.training.setup import setup_of
 
 MEMORIES = {
     "fedavg": {},
@@ -117,15 +113,6 @@ def test_more_rounds_are_those_of_a_longer_run(name, whole, tmp_path):
     run = train(run.path, resume=True, **options(name))
     assert same(bits(run), bits(whole[name]))
     pd.testing.assert_frame_equal(run.metrics, whole[name].metrics)
-
-
-def test_fine_tuning_begins_with_fresh_momentum(whole):
-    run, plan = whole["momentum"], PersonalPlan((1,))
-    federation = Federation(setup_of(run))
-    federation.load(run)
-    fresh = fine_tune(federation, plan)
-    federation.clients = run.states
-    assert fine_tune(federation, plan) == fresh
 
 
 def flip(part, of=bytes(range(256))):

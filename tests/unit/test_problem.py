@@ -424,6 +424,24 @@ def test_a_models_own_loss_where_no_label_counts(ends):
         assert p.gradient().isfinite().all() and p.remarks
 
 
+def after_the_first(out, batch):
+    """As language models shift their labels."""
+    return F.cross_entropy(out["logits"][:, :-1].movedim(-1, 1), batch["labels"][:, 1:])
+
+
+@pytest.mark.parametrize("lengths", [(2, 2, 2, 3, 3, 3), (3, 3, 3, 2, 2, 2), (1, 2, 3, 1, 2, 3)])
+@pytest.mark.parametrize("loss", [own_loss, after_the_first])
+def test_what_a_loss_counts_is_seen_whatever_the_lengths(loss, lengths):
+    labels = tokens()[:6]
+    labels[torch.arange(3) >= torch.tensor(lengths)[:, None]] = -100
+    batch = {"ids": tokens()[:6], "labels": labels}
+    torch.manual_seed(3)
+    net = OwnLoss()
+    p = fldiag.Problem(net, loss, batch, memory=40_000)
+    p.__dict__["bounds"] = [(i, i + 1) for i in range(6)]
+    assert p.loss()[0] == pytest.approx(loss(net(**batch), batch).item(), rel=1e-6)
+
+
 BODY = "F.cross_entropy(FACTOR * z, y)"
 SOURCES = {
     "a function": f"def loss(z, y): return {BODY}",
