@@ -79,7 +79,7 @@ def test_a_space_of_zero_eigenvalues_and_a_zero_diagonal_have_no_direction():
 
 def test_what_rests_on_a_rough_diagonal_is_not_converged(monkeypatch):
     assert pair(matching(FULL, OTHER, k=0), "H_N", 0, 1).converged
-    monkeypatch.setattr("fldiag.problem.diagonal.exact_layers", lambda problem: {})
+    monkeypatch.setattr("fldiag.problem.hessian.exact_layers", lambda problem: {})
     table = matching(FULL, OTHER, k=0, rtol=1e-3, max_products=4)
     for form in ("diag", "tensor_trace"):
         row = pair(table, "H_N", 0, 1, form)
