@@ -190,7 +190,8 @@ def gradient_rows(history: History, stored: Stored) -> list[Row]:
         if size := place["n_examples"]:
             g = gradient(history, k, local_loss(history, buffers), w)[1].double()
             total.add_(g, alpha=size / n)
-            gradients += [(place, g)] * (k in stored.ids)
+            if k in stored.ids:
+                gradients.append((place, g))
     whole: Row = {"scope": "global", "slice": "train", "n_examples": n}
     rows = [{**whole, "metric": "gradient_norm", "value": float(total.norm())}]
     for place, g in gradients:

@@ -92,8 +92,9 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
         return _entropy(function, **options)
     z = call(x)
     value = loss(z, y)
-    if isinstance(value, (tuple, list)):  # the outputs decide nothing about the count
-        forms = [Loss(loss, "what it counts")] * bool(value[1] == loss(2 * z, y)[1])
+    if isinstance(value, (tuple, list)):
+        is_of_targets = bool(value[1] == loss(2 * z, y)[1])  # the outputs decide nothing about it
+        forms = [Loss(loss, "what it counts")] if is_of_targets else []
     else:
         forms = [_mean(loss, count)]
     if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:

@@ -133,9 +133,16 @@ def commit() -> str | None:
         if not (ROOT / ".git").exists():
             record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
             return str(record["vcs_info"]["commit_id"])
-        names = ["--always", "--abbrev=40", "--exclude=*"]
-        command = ["git", "--no-optional-locks", "-C", str(ROOT), "describe", "--dirty", *names]
-        answer = subprocess.run(command, check=True, capture_output=True, timeout=10)
+        command = [
+            "git",
+            "--no-optional-locks",
+            "describe",
+            "--always",
+            "--abbrev=40",
+            "--exclude=*",
+            "--dirty",
+        ]
+        answer = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=10)
         return answer.stdout.decode("ascii").strip() or None
     except Exception:
         return None  # no git is no reason to fail

@@ -168,7 +168,7 @@ def split_of(frame: pd.DataFrame) -> str:
     >>> split_of(pd.DataFrame({"slice": ["train", "test"]})), split_of(pd.DataFrame({"slice": ["train"]}))
     ('test', 'train')
     """
-    return "test" if "slice" in frame and (frame["slice"] == "test").any() else "train"
+    return "test" if len(only(frame, slice="test")) else "train"
 
 
 def rounds(frame: pd.DataFrame, metric: str | None = None) -> list[int]:
