@@ -83,6 +83,19 @@ def _setting(place: Any, name: str) -> Any:
         return True
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of PyTorch; afterwards as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def keep_memory() -> None:
     """Let this process keep up to 62 MB that were freed, as every step of a training asks for as much again, and new pages
     take time.

@@ -14,29 +14,27 @@ import re
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
     Executor,
-    Future,
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from fldiag import user_code
-from fldiag.device import full_precision
+from fldiag.device import full_precision, threads
 from fldiag.errors import FldiagError, __version__, first_line
 
-T = TypeVar("T")
-Progress = Callable[[int, int, str], None]
 NAMES = re.compile(r"serial|processes(:[1-9]\d*)?|dask(:.+:.+)?")
 
 
@@ -58,46 +56,13 @@ def check_executor(executor: str | Executor) -> str | Executor:
     return executor
 
 
-def shard_of(items: Sequence[T], shard: str | None) -> list[T]:
-    """The part of a plan that one of several machines does, which share nothing but a folder.
-
-    Args:
-        items: the whole plan.
-        shard: ``2/4`` for every fourth item from the second on; None for all.
-
-    Raises:
-        FldiagError: no such part.
-
-    >>> shard_of("abcdefg", "2/3")
-    ['b', 'e']
-    """
-    number, _, of = (shard or "1/1").partition("/")
-    try:
-        return list(items[range(1, int(of) + 1).index(int(number)) :: int(of)])
-    except ValueError:
-        raise FldiagError(
-            f"--shard {shard}", "give --shard 1/4 to --shard 4/4", usage=True
-        ) from None
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """So many threads of PyTorch; afterwards as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 # -- what a worker does
 
 Work = Callable[[Any], Any]
 
 
 def _work_on(
-    function: Callable[[Any, Any], Any], shared: Any, count: int, allowed: Set[str], unit: Any
+    function: Callable[[Any, Any], Any], shared: Any, count: int, allowed: set[str], unit: Any
 ) -> Any:
     user_code.ALLOWED.update(allowed)
     with full_precision(), threads(count):
@@ -167,10 +132,8 @@ class Pool(contextlib.ExitStack):
         """The result of a unit by an idle worker. One that dies is an error that names the unit."""
         worker = self._idle.get()
         try:
-            result = _submit(worker, self.key, unit).result()
-            if result is Missing:
-                result = _submit(worker, self.key, unit, self.work).result()
-            return result
+            result = _compute_on(worker, self.key, unit)
+            return _compute_on(worker, self.key, unit, self.work) if result is Missing else result
         except Exception as error:
             is_dead = isinstance(error, (BrokenExecutor, CancelledError))
             if not is_dead and type(error).__module__ != "distributed.scheduler":
@@ -205,8 +168,8 @@ def open_pool(
 
     kind, _, suffix = str(check_executor(executor)).partition(":")
     count = torch.get_num_threads()
-    work = partial(_work_on, function, shared, count, frozenset(user_code.ALLOWED))
-    pool, workers = Pool(work, name), max(1, joblib.cpu_count() // count)
+    work = partial(_work_on, function, shared, count, user_code.ALLOWED)
+    pool, workers = Pool(work, name), joblib.cpu_count() // count or 1
     with _safe_start():
         if not isinstance(executor, str):
             pool.start([executor] * 256)  # as many under way, whatever the number of workers
@@ -224,7 +187,7 @@ def _process(pool: Pool) -> Executor:
     )
 
     def end() -> None:  # ended rather than waited for: PyTorch takes a second to leave
-        for worker in list((executor._processes or {}).values()):
+        for worker in [*executor._processes.values()]:
             worker.terminate()
         executor.shutdown(wait=False, cancel_futures=True)
 
@@ -237,12 +200,17 @@ def _dask(pool: Pool, address: str, workers: int) -> Executor:
     import dask
     import distributed
 
-    # memory: a share of it would stop a worker that holds a large model, for ever
-    local = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": None}
-    options = {"address": address} if address else {**local, "dashboard_address": None}
     # a local worker may not come back after its death: units would wait for ever
     with dask.config.set({"distributed.scheduler.no-workers-timeout": "60s"}):
-        client = distributed.Client(timeout=10, set_as_default=False, **options)
+        client = distributed.Client(
+            address or None,
+            timeout=10,
+            set_as_default=False,
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=None,  # a share of it would stop a worker that holds a large model, for ever
+            dashboard_address=None,
+        )
     pool.enter_context(client)
     different = set(client.run(_versions).values()) - {_versions()}
     if different:
@@ -255,9 +223,10 @@ def _dask(pool: Pool, address: str, workers: int) -> Executor:
     return client.get_executor(retries=3, pure=False)  # type: ignore[no-any-return]
 
 
-def _submit(worker: Executor, *arguments: Any) -> Future[Any]:
+def _compute_on(worker: Executor, *arguments: Any) -> Any:
     with _safe_start():
-        return worker.submit(_perform, *arguments)
+        future = worker.submit(_perform, *arguments)
+    return future.result()
 
 
 @contextlib.contextmanager
@@ -280,17 +249,17 @@ def _safe_start() -> Iterator[None]:
 # -- where a diagnostic is computed
 
 
+@dataclass
 class Workspace:
     """A context in which ``workspace().map`` runs on an executor and shows progress.
 
     Args:
         executor: see ``check_executor``.
-        progress: called with (done, total, text).
+        show: called with (done, total, text).
     """
 
-    def __init__(self, executor: str | Executor = "serial", progress: Progress | None = None):
-        self.executor = executor
-        self.show: Progress = progress or (lambda done, total, text: None)
+    executor: str | Executor = "serial"
+    show: Callable[[int, int, str], None] = lambda *_: None
 
     def map(
         self,

@@ -92,7 +92,7 @@ def convert(
     from fldiag.execution import Workspace
     from fldiag.integrations import importer
 
-    with console.progress(target.name) as progress, Workspace(progress=progress):
+    with console.progress(target.name) as progress, Workspace(show=progress):
         run = importer.convert(source, target, model=model, seed=seed, **options)
     for text in run.origin["notes"]:
         console.note(text)

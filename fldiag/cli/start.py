@@ -32,8 +32,8 @@ def demo(
 
     Example: fldiag demo
     """
+    from fldiag.device import threads
     from fldiag.diagnosis.diagnose import FALLBACK
-    from fldiag.execution import threads
     from fldiag.training.sweep import sweep, table
 
     folder = out or FALLBACK / "demo"

@@ -19,7 +19,7 @@ from fldiag import data, losses
 from fldiag.data import Dataset
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Slice
-from fldiag.execution import threads
+from fldiag.device import threads
 from fldiag.models.network import Network, forward_macs
 from fldiag.problem.data import convert
 

@@ -17,7 +17,7 @@ from fldiag.data.arrays import ready
 from fldiag.local import Local
 from fldiag.method import Method
 from fldiag.step import Output, Step
-from fldiag.training.optim import OPTIMIZERS, SGD, Adam
+from fldiag.training.optim import OPTIMIZERS
 from fldiag.training.record import StepRecorder
 
 Batches = list[np.ndarray]  # positions within the client's examples, one array a local step
@@ -59,9 +59,8 @@ def train(
         part.begin(local)
     entries = slice(*(local.trained or (None,)))  # of the vector: those that train, by default all
     momentum = local.state[MOMENTUM][:, entries] if MOMENTUM in local.state else None
-    optimizer: SGD | Adam = OPTIMIZERS[local.train.optimizer](
-        local.train, local.w[:, entries], momentum
-    )
+    settings = local.train
+    optimizer = OPTIMIZERS[settings.optimizer](settings, local.w[:, entries], momentum)
     maps = any(part.maps for part in method)
     for s, (x, y, weight, index) in enumerate(minibatches.steps()):
         step = Step(local, losses, x, y, weight, index, maps)

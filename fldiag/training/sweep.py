@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from fldiag.config import Config
-from fldiag.execution import open_pool, shard_of
+from fldiag.errors import FldiagError
+from fldiag.execution import open_pool
 from fldiag.runs.run import Run
 from fldiag.training import train
 from fldiag.training.setup import Setup
@@ -58,7 +59,7 @@ def sweep(
     [3, 4]
     """
     make = config.replace if isinstance(config, Config) else partial(Config.load, config)
-    plan = shard_of([make(**keys) for keys in combinations(over)], shard)
+    plan = part_of([make(**keys) for keys in combinations(over)], shard or "1/1")
     paths = [Path(out or train.RUNS).absolute() / train.run_path(c).name for c in plan]
     if download:  # once, rather than by every worker
         for c in {c.data: c for c in plan}.values():
@@ -66,9 +67,18 @@ def sweep(
     with open_pool(executor, _train_one, device, name=lambda unit: unit[1].name) as pool:
         for i, status in enumerate(pool.map(zip(plan, paths, strict=True))):
             if on_event is not None:
-                event = {"status": status, "path": str(paths[i]), "done": i + 1, "total": len(plan)}
-                on_event({"event": "end", **event})
+                about = {"event": "end", "status": status, "path": str(paths[i])}
+                on_event({**about, "done": i + 1, "total": len(plan)})
     return [Run.open(path) for path in paths]
+
+
+def part_of(plan: list[Config], shard: str) -> list[Config]:
+    """The part ``I/N`` of a plan: every N-th item from the I-th on. Raises FldiagError where there is no such part."""
+    try:
+        number, count = map(int, shard.split("/"))
+        return plan[range(count).index(number - 1) :: count]
+    except ValueError:
+        raise FldiagError(f"shard = {shard!r}; four parts are 1/4 to 4/4", usage=True) from None
 
 
 def _train_one(device: str, unit: tuple[Config, Path]) -> str:

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fldiag.config import Config
@@ -20,8 +19,8 @@ from fldiag.errors import FldiagError
 from fldiag.execution import Pool, Workspace, open_pool
 from fldiag.method import Round
 from fldiag.registry import Progress
+from fldiag.results import provenance as origin
 from fldiag.results.progress import notebook_bar
-from fldiag.results.provenance import capability, commit, machine
 from fldiag.results.table import Row
 from fldiag.runs.open_problem import keep_base
 from fldiag.runs.run import ABOUT, Run, lock
@@ -77,7 +76,7 @@ def train(
     if not isinstance(config, Config):
         what = f"config is a {type(config).__name__}"
         raise FldiagError(what, "give a Config, such as Config.load('digits')", usage=True)
-    path = Path(out) if out is not None else run_path(config)
+    path = Path(out or run_path(config))
     if resume and os.path.exists(path / ABOUT):
         run = Run.open(path)
         stored = run.about["config"], run.about["provenance"].get("method_version")
@@ -189,15 +188,15 @@ def _loop(run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
     stored, holding = rounds_to_store(setup)
     rows: list[Row] = []
     # Once for each start: on another processor a resumed run differs in the last bits.
-    facts: dict[str, Any] = {"machine": machine(), "capability": capability(), "commit": commit()}
-    facts |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    facts: dict[str, Any] = {"machine": origin.machine(), **origin.provenance(device=setup.device)}
     while run.status != "diverged" and federation.t < config.rounds:
         start, received = time.perf_counter(), federation.sent()
         r = federation.t + 1  # a run's rounds count from 1
-        others = []  # trained only for their weights: their states stay as they are
+        results = []
         if r in holding and config.checkpoint.clients == "all":
-            others = [*({*range(config.clients.total)} - {*setup.schedule.sampled(federation.t)})]
-        results = [federation.train(others, pool.map)] if others else []
+            # trained only for their weights: their states stay as they are
+            others = {*range(config.clients.total)}.difference(setup.schedule.sampled(federation.t))
+            results = [federation.train([*others], pool.map)] if others else []
         round, result = federation.round(pool.map)
         if result.notes is not None:
             run.put_steps(r, step_rows(r, result.notes, **run.common))
@@ -229,8 +228,8 @@ def _store(
     tensors: dict[str, Any] = {}
     if results:
         merged = merge(results)
-        ids, tensors = merged.ids, {"clients": merged.rows, "buffers": merged.buffers}
-        tensors["received"] = received
+        ids = merged.ids
+        tensors = {"received": received, "clients": merged.rows, "buffers": merged.buffers}
     manifest = {
         "round": r,
         "seed": setup.config.seed,
@@ -239,7 +238,6 @@ def _store(
         "classes": setup.dataset.classes,
         "clients": ids,
         "provenance": run.about["provenance"],
-        "run": run.path.name,
     }
     state = {**setup.network.layout.views(federation.w), **federation.buffers}
     run.put_checkpoint(r, manifest, state, **tensors)

@@ -16,7 +16,8 @@ from helpers import (
 )
 
 from fldiag import registry
-from fldiag.execution import open_pool, threads
+from fldiag.device import threads
+from fldiag.execution import open_pool
 from fldiag.training import train
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup

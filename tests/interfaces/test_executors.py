@@ -16,8 +16,10 @@ import torch
 
 import fldiag
 from fldiag import execution, user_code
+from fldiag.device import threads
 from fldiag.errors import FldiagError
-from fldiag.execution import check_executor, open_pool, shard_of, threads
+from fldiag.execution import check_executor, open_pool
+from fldiag.training.sweep import part_of
 
 DASK = pytest.param("dask", marks=pytest.mark.slow)
 on_workers = pytest.mark.parametrize("executor", ["processes:2", DASK])
@@ -83,11 +85,11 @@ def test_what_is_no_executor_is_refused(executor):
 
 
 def test_shards_are_all_of_a_plan_each_item_once():
-    parts = [shard_of(range(10), f"{i}/3") for i in (1, 2, 3)]
-    assert sorted(itertools.chain(*parts)) == list(range(10)) and shard_of("ab", None) == ["a", "b"]
+    parts = [part_of([*range(10)], f"{i}/3") for i in (1, 2, 3)]
+    assert sorted(itertools.chain(*parts)) == list(range(10)) and part_of(["a"], "1/1") == ["a"]
     for text in ("0/3", "4/3", "1", "a/b"):
-        with pytest.raises(FldiagError):
-            shard_of(range(10), text)
+        with pytest.raises(FldiagError, match="1/4 to 4/4"):
+            part_of([*range(10)], text)
 
 
 @pytest.fixture(scope="module")

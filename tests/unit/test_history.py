@@ -11,9 +11,9 @@ from reference import value
 from torch import nn
 
 import fldiag
+from fldiag.device import threads
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.errors import FldiagError
-from fldiag.execution import threads
 from fldiag.models.network import Network
 from fldiag.params import flatten
 from fldiag.runs import pool
