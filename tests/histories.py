@@ -84,7 +84,8 @@ def history(module, dataset, parts, *rounds, **options):
             start_buffers=item.start_buffers,
         )
         run.append(item.round, [])
-    return History(run, **{"model": module, "data": dataset, "device": "cpu", **options})
+    run.model, run.data = module, dataset
+    return History(run, **{"device": "cpu", **options})
 
 
 def moved(module, clients=3, scale=0.3, seed=1):

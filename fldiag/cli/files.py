@@ -47,7 +47,7 @@ def prune(
     keep: Annotated[
         str | None,
         typer.Option(
-            help="Also delete the checkpoints of all rounds except these: last, every:10 or 5,20-30."
+            help="Also delete the checkpoints of all rounds except these: last or 5,20-30."
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,

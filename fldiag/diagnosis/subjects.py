@@ -160,7 +160,7 @@ class ProblemOptions(OpenedOptions):
 class HistoryOptions(OpenedOptions):
     """Of the stored rounds of a run (``History``)."""
 
-    rounds: Any = Field(None, description="Rounds to use, such as 5, 1,5,20-30, every:10 or last.")
+    rounds: Any = Field(None, description="Rounds to use, such as 5, 1,5,20-30 or last.")
 
 
 #: The options of a diagnostic's subject, by what the diagnostic is on.

@@ -37,7 +37,7 @@ from fldiag.results import files
 State = dict[str, Tensor]
 Json = dict[str, Any]
 #: Weights as transformers names them, the safest first.
-PRETRAINED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+PRETRAINED = ("model.safetensors", "pytorch_model.bin")
 #: The oldest torch that reads a stranger's ``.pt`` file safely, and what says that files are the user's own.
 SAFE_TORCH, TRUST = "2.10", "FLDIAG_TRUST_FILES"
 #: Key of the metadata, and names of the tensors beside the model.
@@ -177,7 +177,7 @@ def weights_file(path: Path) -> Path:
 
 
 def read_tensors(path: Path) -> Json:
-    """What a ``.safetensors`` or ``.npz`` file holds, or a ``.pt`` file of any other name; of an index all its parts.
+    """What a ``.safetensors`` or ``.npz`` file holds, or a ``.pt`` file of any other name.
 
     Raises:
         FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
@@ -187,9 +187,9 @@ def read_tensors(path: Path) -> Json:
         raise FldiagError(what, "give a run's folder, or a .pt or .safetensors file", usage=True)
     try:
         content = dict(READERS.get(path.suffix, _pt)(path))
-        size = sum(plain(leaf).nbytes for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
-        if path.suffix not in READERS and size > 8 * path.stat().st_size + 2**24:
-            raise ValueError(f"it claims to hold {size / 1e6:,.0f} MB")  # views of one number can
+        for leaf in tree_leaves(content):
+            if isinstance(leaf, Tensor):
+                plain(leaf)
         return content
     except FldiagError:
         raise
@@ -201,18 +201,13 @@ def read_tensors(path: Path) -> Json:
 
 
 def plain(value: Any) -> Tensor:
-    """As a dense tensor of real numbers. Raises TypeError or RuntimeError for anything else."""
+    """As a dense tensor of real numbers, each with its own bytes. Raises TypeError or RuntimeError for anything else."""
     t = torch.as_tensor(value).detach()
     if t.is_meta or t.is_complex() or t.layout != torch.strided:
         raise TypeError(f"it holds a tensor of {t.dtype}, {t.layout}, on {t.device}")
+    if t.nbytes > t.untyped_storage().nbytes():  # views of one number
+        raise TypeError(f"it holds a tensor that claims {t.nbytes / 1e6:,.0f} MB")
     return t
-
-
-def _index(path: Path) -> State:
-    """The files beside an index (``model.safetensors.index.json``) that it names."""
-    files = sorted(set(json.loads(path.read_bytes())["weight_map"].values()))
-    parts = (read_tensors(path.parent / Path(file).name) for file in files)
-    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def _safetensors(path: Path) -> Json:
@@ -233,7 +228,7 @@ def _arrays(path: Path) -> State:
         return {name: torch.from_numpy(array) for name, array in file.items()}
 
 
-READERS = {".safetensors": _safetensors, ".npz": _arrays, ".json": _index}
+READERS = {".safetensors": _safetensors, ".npz": _arrays}
 
 
 class PlainObject:

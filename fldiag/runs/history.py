@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -89,8 +89,6 @@ class History:
     Args:
         run: The run.
         rounds: Only these; by default all but round 0, which is before training.
-        model: Instead of the model that the run names.
-        data: Instead of its data.
         root: Folder of the data.
         download: Whether the data may be fetched.
         normalise: How data that are given are seen (``fldiag.data.load``).
@@ -108,8 +106,6 @@ class History:
         run: Run,
         *,
         rounds: Sequence[int] | None = None,
-        model: Any = None,
-        data: Any = None,
         root: str | None = None,
         download: bool = False,
         normalise: Any = None,
@@ -121,7 +117,6 @@ class History:
         self.rounds = sorted(set(rounds or ())) or [r for r in run.rounds if r] or run.rounds
         # a round that was never stored is refused here
         first = run.checkpoint(next((r for r in self.rounds if r not in run.rounds), None))
-        first = replace(first, model=model or first.model, data=data or first.data)
         config, dataset = run.about["config"], None
         if first.data is not None or "name" in config["data"]:  # else only weights are known
             dataset = load_dataset(first, root, download, normalise)
@@ -332,10 +327,10 @@ class History:
     def weights(self, ids: Sequence[int]) -> np.ndarray:
         """The aggregation weights [K] of these clients (they sum to 1), by the rule that the run's config names."""
         n = np.array([len(self.parts[k]) for k in ids], dtype=float)
-        rule, size = self.training.get("aggregate", "n"), self.training.get("batch_size", 1)
-        equal = np.ones_like(n)
-        p = {"n": n, "batches": n // size, "uniform": equal}[rule]
-        p = p if p.any() else equal
+        rule = self.training.get("aggregate")
+        if rule == "batches":
+            n //= self.training["batch_size"]
+        p = np.ones_like(n) if rule == "uniform" or not n.any() else n
         return p / p.sum()
 
     @property

@@ -22,7 +22,7 @@ from fldiag.problem.loss import is_probabilities
 from fldiag.problem.module import copy_module, unwrap_model
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
-from fldiag.runs.checkpoint import Checkpoint, State, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, State, pack, read_tensors
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
 
@@ -238,7 +238,7 @@ def base_of(module: nn.Module) -> dict[str, Any]:
 def keep_base(run: Run, module: nn.Module) -> None:
     """Write the frozen weights, if there are any, into the run."""
     if frozen := _frozen(module):
-        run.put_tensors(BASE, {}, **frozen)
+        run.put(BASE, pack({}, **frozen))
 
 
 def with_base(module: nn.Module, c: Checkpoint) -> nn.Module:

@@ -24,20 +24,18 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch.utils.data import default_collate
 
+from fldiag.config import Config
 from fldiag.errors import FldiagError, check_name, counted
 from fldiag.results import files
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint, Json, State, pack, read_checkpoint, read_tensors
-
-if TYPE_CHECKING:
-    from fldiag.config import Config
 
 ABOUT, LINES, LOCK, FORMAT = "run.json", "rounds.jsonl", ".lock", 2
 #: Stands for the server among the clients.
@@ -127,9 +125,6 @@ class Run:
         Raises:
             FldiagError: It is not valid, such as that of another program's rounds.
         """
-        # only here: its schema takes a while, and what is read of a run seldom needs it
-        from fldiag.config import Config
-
         return Config.model_validate(self.about["config"])
 
     @property
@@ -254,30 +249,22 @@ class Run:
         for name in (ABOUT, LINES, *self._new):
             (self.path / name).unlink(missing_ok=True)
 
-    def put(self, name: str, writer: Callable[[Any], Any]) -> None:
-        """Write a file of the run; ``writer`` gets the open file. The next ``append`` or ``begin`` lists it."""
+    def put(self, name: str, content: bytes | Callable[[Any], Any]) -> None:
+        """Write a file of the run: bytes, or what a function writes to it. The next ``append`` or ``begin`` lists it."""
         self._new[name] = ""  # also of a write that fails something may be there
-        self._new[name] = files.write_atomic(self.path / name, writer)
-
-    def put_tensors(self, name: str, about: Json, **tensors: Any) -> None:
-        """Write a file of tensors and plain values (see ``pack``)."""
-        content = pack(about, **tensors)
-        self.put(name, lambda f: f.write(content))
+        write = content if callable(content) else lambda f: f.write(content)
+        self._new[name] = files.write_atomic(self.path / name, write)
 
     def put_checkpoint(self, round: int, manifest: Json, state: State, **tensors: Any) -> None:
         """Write the checkpoint of a round: the model and what goes with it (see ``checkpoint``)."""
-        name = self.round_file(round)
-        self.put_tensors(name, {"manifest": manifest}, model=state, **tensors)
-
-    def put_steps(self, round: int, frame: pd.DataFrame) -> None:
-        """Write the table of a round's local steps."""
-        self.put(f"steps/{round:04d}.parquet", lambda f: frame.to_parquet(f, index=False))
+        content = pack({"manifest": manifest}, model=state, **tensors)
+        self.put(self.round_file(round), content)
 
     def put_state(self, round: int, server: State, clients: Mapping[int, State]) -> Json:
         """Write what the server and these clients carry on; returns what the round's line says of it."""
         ids, name = sorted(clients), f"state/{round:04d}.safetensors"
         rows = default_collate([clients[i] for i in ids]) if ids else {}
-        self.put_tensors(name, {}, server=server, clients=rows)
+        self.put(name, pack({}, server=server, clients=rows))
         return {"state": name, "clients": ids}
 
     def append(self, round: int, rows: Sequence[Row], **facts: Any) -> None:
@@ -394,13 +381,6 @@ def folder_size(path: Path) -> int:
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def same_model(*members: Run | Checkpoint) -> bool:
-    """Whether the weights of two runs belong to one model: by names and shapes."""
-    states = [(m.checkpoint() if isinstance(m, Run) else m).state for m in members]
-    a, b = ({n: t.shape for n, t in state.items()} for state in states)
-    return a == b
-
-
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     """A file of weights; one in a run must be the file that the run wrote.
 
@@ -425,33 +405,26 @@ def _checkpoints(path: Path) -> set[str]:
 
 
 def select_rounds(
-    text: str | int | Sequence[int] | None, stored_rounds: Sequence[int]
+    text: str | int | Sequence[int] | None, stored: Sequence[int]
 ) -> list[int] | None:
-    """The rounds of ``5``, ``1,5,20-30``, ``last`` or ``every:10``, or of numbers; None for all.
+    """The rounds of ``5``, ``1,5,20-30`` or ``last``, or of numbers, as far as they are stored; None for all.
 
-    A range and ``every`` take what is stored of it. Raises FldiagError for anything else.
+    Raises FldiagError for anything else, and for a part of it of which nothing is stored.
     """
-    if text is None or text == "all":
+    if text is None:
         return None
-    rounds: set[int] = set()
+    words = re.findall(r"[\w-]+", str(text).replace("last", str(max(stored, default=0))))
     try:
-        for word in re.findall(r"[^\s,()\[\]]+", str(text)):
-            kind, _, step = word.rpartition(":")
-            first, dash, last = word.partition("-")
-            if word == "last":
-                rounds.update(stored_rounds[-1:])
-            elif kind == "every":
-                rounds.update(r for r in stored_rounds if r % int(step) == 0)
-            elif dash:
-                rounds.update(r for r in stored_rounds if int(first) <= r <= int(last))
-            else:
-                rounds.add(int(word))
-    except (ValueError, ZeroDivisionError):
-        rounds = set()
-    if not rounds:
+        ends = [
+            (int(first), int(last or first)) for first, _, last in (w.partition("-") for w in words)
+        ]
+        parts = [{r for r in stored if first <= r <= last} for first, last in ends]
+    except ValueError:
+        parts = []
+    if not parts or not all(parts):
         raise FldiagError(
             f"--rounds {text!r} is not valid, or no such round is stored",
-            "write for example 5, 1,5,20-30, every:10 or last",
+            "write for example 5, 1,5,20-30 or last",
             usage=True,
         )
-    return sorted(rounds)
+    return sorted(set().union(*parts))

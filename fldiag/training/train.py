@@ -136,9 +136,9 @@ def _open(path: Path, setup: Setup, resume: bool) -> Run:
         run = Run.create(path, settings, about, hash=config.hash)
         run.put("partition.npz", lambda f: partition.save(f, setup.parts))
         if (words := setup.dataset.words) is not None:
-            run.put("tokenizer.json", lambda f: f.write(words.spec.encode()))
+            run.put("tokenizer.json", words.spec.encode())
         if (source := config.train.initial) is not None:
-            run.put(kept_initial(source), lambda f: f.write(Path(source).read_bytes()))
+            run.put(kept_initial(source), Path(source).read_bytes())
         keep_base(run, setup.module)
         run.begin()
         return run
@@ -199,7 +199,8 @@ def _loop(run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
             results = [federation.train([*others], pool.map)] if others else []
         round, result = federation.round(pool.map)
         if result.notes is not None:
-            run.put_steps(r, step_rows(r, result.notes, **run.common))
+            steps = step_rows(r, result.notes, **run.common)
+            run.put(f"steps/{r:04d}.parquet", steps.to_parquet(index=False))
         if not federation.finite:
             row = {"moment": "aggregated", "scope": "global", "metric": "diverged", "value": 1.0}
             run.append(run.done, [*rows, {"round": r, **row}], status="diverged", **facts)

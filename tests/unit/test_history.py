@@ -37,7 +37,8 @@ def normalised(tmp_path_factory):
 
 
 def opened(run, **options):
-    return History(run, data=helpers.tiny_images(), dtype=torch.float64, **options)
+    run.data = helpers.tiny_images()
+    return History(run, dtype=torch.float64, **options)
 
 
 def test_received_statistics_that_are_lost_are_not_guessed(normalised, tmp_path):

@@ -4,6 +4,7 @@ the files; what it says of itself; and its models at work, each evaluated once."
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -297,8 +298,10 @@ class Models:
 
 def evaluate(run: Run, options: Mapping[str, Any], model: Any, data: Any) -> Models:
     """The run's models on its examples. Raises FldiagError where model or data are not known."""
-    model, data = run.model if model is None else model, run.data if data is None else data
-    history = History(run, model=model, data=data, **options)
+    run = copy(run)
+    run.model = run.model if model is None else model
+    run.data = run.data if data is None else data
+    history = History(run, **options)
     _ = history.dataset
     right, loss, clients = {}, {}, {}
     few = thin(history.rounds, FEW)
