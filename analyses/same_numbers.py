@@ -149,11 +149,12 @@ GONE_ESTIMATORS = ("path", "layer", "weighted mean of clients")
 #: Estimators that are called otherwise today.
 RENAMED = {"hutchinson-deflated": "hutchinson", "lanczos-ggn": "lanczos"}
 #: Of which fewer rows are given: points of a surface that were interpolated, or evaluated elsewhere; calibration of single
-#: clients; the features of clients' models on their own examples.
+#: clients; the features of clients' models on their own examples; how far single clients moved, which another row says.
 FEWER = [
     "landscape loss",
     "fairness ece",
     "fairness ece_floor",
+    "drift update_norm",
     *(f"geometry {m}" for m in ("effective_rank", "nc1", "nc2_cosines", "nc2_norms", "nc3", "nc4")),
 ]
 #: What goes: patterns of "diagnostic metric".
@@ -173,6 +174,7 @@ GONE = [
     "drift update_snr",
     "fairness auc",
     "fairness bin_*",  # the reliability diagram; the calibration error stays
+    "drift gradient_norm",
     "drift cka",  # is another number for chains with batch-norm or adapters: of what the head sees, not of the outputs
     "fairness f1",
     "flatness flatness_distance",

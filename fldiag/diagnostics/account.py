@@ -21,13 +21,10 @@ from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Options, Sentence, SmallTable, Summary
 from fldiag.results.table import Row, last_round, number, only, thin
 from fldiag.runs.history import History, Stored
-from fldiag.sections import EveryRound, Seed, Tol
+from fldiag.sections import EveryRound, Products, Seed, Tol
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5
-NO_MEAN = (
-    "not the weighted mean of the clients, or of one alone: it has no average without a client"
-)
 #: Term -> how pictures call it.
 TERMS = {"linear": "linear: gᵀd", "quadratic": "quadratic: dᵀHd / 2", "rest": "rest"}
 
@@ -42,8 +39,7 @@ def round_rows(
     segment = history.segment(slice_name)
     problem = history.problem(stored.start, segment, slice_name)
     before, g, hessian = problem.centre, problem.gradient(), problem.hessian()
-    options["progress"], k = workspace().show, min(k, problem.layout.size)
-    pairs = eigenpairs(problem, k, **options) if k else None
+    pairs = eigenpairs(problem, k, progress=workspace().show, **options) if k else None
     whole: Row = {"moment": "aggregated", "scope": "global"}
     client: Row = {"moment": "trained", "scope": "client"}
     ends = [({**client, "client": c}, stored.client(j)) for j, c in enumerate(stored.ids)]
@@ -108,8 +104,7 @@ def effect_rows(history: History, stored: Stored, segment: slice) -> Iterator[Ro
     losses = history.evaluate(models).loss[:, segment]
     for k, q, loss in zip(stored.ids, others, losses[1:], strict=True):
         is_known = is_mean and not q.isnan().any()
-        numbers = sample_mean(loss - losses[0]) if is_known else {"note": NO_MEAN}
-        yield {**row, "client": k, "value": None, **numbers}
+        yield {**row, "client": k, **sample_mean(loss - losses[0] if is_known else [])}
 
 
 # Picture and summary
@@ -178,9 +173,7 @@ def account(
     slice: Split = "train",
     k: Annotated[int, Field(ge=0, description="Number of Hessian eigenvectors.")] = 5,
     tol: Tol = 1e-3,
-    max_products: Annotated[
-        int, Field(ge=1, description="Most Hessian-vector products for the eigenvalues.")
-    ] = 100,
+    max_products: Products = 100,
     every_round: EveryRound = None,
     seed: Seed = 0,
 ) -> pd.DataFrame:

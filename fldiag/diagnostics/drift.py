@@ -121,7 +121,6 @@ def weight_rows(stored: Stored, layout: Layout, p: Tensor) -> list[Row]:
     lengths = inner.diagonal().sqrt()
     cosines = (inner / torch.outer(lengths, lengths)).clamp(-1, 1)
     squared = (stored.clients - stored.aggregated).double().square().sum(1)
-    rows += rows_of("update_norm", ids, lengths)[:-1]
     rows += rows_of("squared_divergence", ids, squared)
     rows += rows_of("update_cosine", ids, cosines)
     rows += rows_of("server_cosine", ids, cosine(moved.double(), server))
@@ -192,12 +191,8 @@ def gradient_rows(history: History, stored: Stored) -> list[Row]:
             total.add_(g, alpha=size / n)
             if k in stored.ids:
                 gradients.append((place, g))
-    whole: Row = {"scope": "global", "slice": "train", "n_examples": n}
-    rows = [{**whole, "metric": "gradient_norm", "value": float(total.norm())}]
-    for place, g in gradients:
-        numbers = {"gradient_cosine": cosine(g, total), "gradient_norm": g.norm()}
-        rows += [{**place, "metric": metric, "value": float(v)} for metric, v in numbers.items()]
-    return [{**row, "moment": "received"} for row in rows]
+    base = {"metric": "gradient_cosine", "moment": "received"}
+    return [{**place, **base, "value": float(cosine(g, total))} for place, g in gradients]
 
 
 def proximal_rows(
@@ -397,12 +392,12 @@ def drift(
 
     - ``global_local_divergence`` ||d_k||, ``local_local_divergence`` ||w_k - w_j||, whole and by ``layer`` (also
       ``part:body``, ``part:head``); ``squared_divergence`` ||w_k - w_new||^2 to the aggregated model; ``update_norm`` of
-      every client and (moment aggregated) of the server; ``update_cosine`` between two updates, ``server_cosine`` between
-      a client's and the server's.
+      the server (moment aggregated); ``update_cosine`` between two updates, ``server_cosine`` between a client's and the
+      server's.
     - ``update_consensus``, whole and by ``layer``: ||sum p_k d_k|| / sum p_k ||d_k||, p_k the aggregation weights: 1 where all
       point the same way.
     - with ``gradients``: ``gradient_cosine`` between the gradient of a client's own training loss and that of all clients'
-      data, at the received weights; ``gradient_norm`` of both.
+      data, at the received weights.
     - at the trained weights, on all of the client's training data: ``proximal_loss`` L_p (``loss``: kl with temperature
       ``tau``, or l2); ``cos_gu_gp`` for every radius ``rho``, with g_u the gradient of the local loss at w + e, e as in
       FedSOL (Algorithm 1; layer part:head: over the head's entries only); ``lambda_mean`` by layer, and in column ``scaled``

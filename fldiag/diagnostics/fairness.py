@@ -6,7 +6,6 @@ calibration error of Guo et al., "On Calibration of Modern Neural Networks" (ICM
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from fldiag.registry import diagnostic
 from fldiag.results import statistics
 from fldiag.results.numbers import Number
 from fldiag.results.statistics import gini, share, worst_decile
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary, guess_accuracy
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
@@ -152,8 +151,6 @@ def round_rows(
         base |= {"n_examples": len(at), "size": len(history.parts[k])}
         rows.append({**base, "metric": "accuracy", **share(model.right[at].sum(), len(at))})
     times = matrix.sum(0)
-    shares = np.bincount(y, weights=times, minlength=logits.shape[1]) / times.sum()
-    guesses = {"accuracy": guess_accuracy(shares.tolist(), "test"), "loss": math.log(len(shares))}
     base = {"scope": "global", "slice": f"clients/{on}", "n_examples": matrix.nnz}
     base |= {"n_clients": len(examples), "n_different": int((times > 0).sum())}
     totals: list[Row] = [
@@ -161,9 +158,6 @@ def round_rows(
         {"metric": "loss", "value": times @ model.loss / times.sum()},
         {"metric": "ece_floor", "estimator": "normal approximation", "value": floor(model, times)},
     ]
-    for row in totals:
-        if row["metric"] in guesses:
-            row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
     return [*rows, *({**base, **row} for row in totals)]
 
 

@@ -19,7 +19,7 @@ from fldiag.models.lora import adapters
 from fldiag.plotting import style
 from fldiag.plotting.shapes import floats, lines
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary
+from fldiag.results.summary import Options, SmallTable, Summary
 from fldiag.results.table import Row, last_round, only
 from fldiag.runs.history import History, Stored
 
@@ -104,7 +104,7 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> style.Figure:
     """Aggregation error, misalignment (mean over the pairs of clients, as a share of the largest possible) and effective rank of
-    the mean update, over the rounds: a line a layer, of at most six."""
+    the mean update, over the rounds: a line a layer, of the at most six with the largest errors."""
     means = by_layer(frame).assign(stderr=None)
     last = only(means, metric="aggregation_error", round=last_round(means))
     top = only(means, layer=set(last.nlargest(MOST, "value")["layer"]))
@@ -114,19 +114,15 @@ def draw(frame: pd.DataFrame) -> style.Figure:
         for ax, (metric, label) in zip(axes, METRICS.items(), strict=True):
             lines(ax, {v: only(top, metric=metric, layer=v) for v in looks}, looks)
             ax.set_ylabel(label)
-        more = means["layer"].nunique() - len(looks)
-        if more > 0:
-            fig.suptitle(f"{more} layers with smaller errors are in the table", fontsize=7)
         style.legend_of_runs(fig, looks)
     return fig
 
 
 def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """Every layer in the last round."""
-    means, columns = by_layer(frame), {"layer": "layer", **METRICS}
-    last = last_round(means)
-    yield Sentence(f"adapters in round {last}: what averaging their factors loses")
-    wide = only(means, round=last).pivot(index="layer", columns="metric", values="value")
+    means, columns = by_layer(frame), {"round": "round", "layer": "layer", **METRICS}
+    last = only(means, round=last_round(means))
+    wide = last.pivot(index=["round", "layer"], columns="metric", values="value")
     yield SmallTable.of(wide.reset_index().reindex(columns=columns), columns)
 
 

@@ -24,7 +24,7 @@ from fldiag.plotting.shapes import MANY, cells, pairs
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary, format_number
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
@@ -257,12 +257,10 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     """H_N, H_D and eigenspace overlap of every pair of clients in the last round; None where there is one client.
 
     H_N and H_D are of the paper's form, or of the released code's where own data were not asked for. Blank cells: a client with
-    itself, and what is not defined. Raises FldiagError for a table of several runs.
+    itself, and what is not defined.
     """
     from matplotlib.colors import LogNorm
 
-    if table["run"].nunique() > 1:
-        raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     rows = only(table, metric="H_N")
     last, is_own = last_round(rows), "client" in set(rows["data"])
     form, place = ("diag", "client") if is_own else ("tensor_trace", "global")
@@ -280,9 +278,7 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
             is_wide = metric == "H_N" and high > 100 * low > 0
             norm = LogNorm(max(low, high * 1e-4), high) if is_wide else None
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
-            mean = number(rows, metric, scope="global", self_pairs=[False, None])
-            ax.set(xlabel="client", ylabel="client")
-            ax.set_title(f"{titles[metric]}, mean {format_number(mean, 3)}")
+            ax.set(xlabel="client", ylabel="client", title=titles[metric])
         fig.suptitle(f"round {last}; $H_N$ and $H_D$: {FORMS[form]}, {DATA[place]}", fontsize=8)
     return fig
 
@@ -295,17 +291,19 @@ def summary(table: pd.DataFrame, options: Options) -> Summary:
     for client, slice_name in zip(traces["client"], traces["slice"], strict=True):
         part = only(last, client=client, slice=slice_name)
         top, trace = only(part, metric="eigenvalue", index=1), only(part, metric="trace")
-        row: Row = {
-            "client": "global model" if pd.isna(client) else str(client),
-            "slice": slice_name,
-            "loss": number(part, "loss"),
-            "λ_1": number(top),
-            "± residual": number(top, column="residual"),
-            "trace": number(trace),
-            "± stderr": number(trace, column="stderr"),
-            "overlap with global": number(last, "global_overlap", scope="client", client=client),
-        }
-        clients.append(row)
+        overlap = number(last, "global_overlap", scope="client", client=client)
+        clients.append(
+            {
+                "client": "global model" if pd.isna(client) else str(client),
+                "slice": slice_name,
+                "loss": number(part, "loss"),
+                "λ_1": number(top),
+                "± residual": number(top, column="residual"),
+                "trace": number(trace),
+                "± stderr": number(trace, column="stderr"),
+                "overlap with global": overlap,
+            }
+        )
     yield SmallTable.of(clients)
     means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]
