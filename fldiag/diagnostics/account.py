@@ -25,6 +25,9 @@ from fldiag.sections import EveryRound, Products, Seed, Tol
 
 #: Relative distance up to which the aggregated weights are the weighted mean of the clients.
 SAME = 1e-5
+NO_MEAN = (
+    "not the weighted mean of the clients, or of one alone: it has no average without a client"
+)
 #: Term -> how pictures call it.
 TERMS = {"linear": "linear: gᵀd", "quadratic": "quadratic: dᵀHd / 2", "rest": "rest"}
 
@@ -104,7 +107,8 @@ def effect_rows(history: History, stored: Stored, segment: slice) -> Iterator[Ro
     losses = history.evaluate(models).loss[:, segment]
     for k, q, loss in zip(stored.ids, others, losses[1:], strict=True):
         is_known = is_mean and not q.isnan().any()
-        yield {**row, "client": k, **sample_mean(loss - losses[0] if is_known else [])}
+        numbers = sample_mean(loss - losses[0]) if is_known else {"note": NO_MEAN}
+        yield {**row, "client": k, "value": None, **numbers}
 
 
 # Picture and summary

@@ -73,6 +73,7 @@ def flatness_rows(
     problem: Problem,
     unit: Unit,
     *,
+    step: float | None,
     radii: tuple[float, float],
     steps: int,
     tol: float,
@@ -80,17 +81,21 @@ def flatness_rows(
     max_products: int,
     seed: int,
 ) -> list[Row]:
-    """The rows of a model."""
+    """The rows of a model; of a trained client's with the stability of its gradient ``step``."""
     settings: dict[str, Any] = {"seed": seed, "progress": workspace().show}
     rows = [*problem.centre.rows(problem), sharpness(problem, radii[0])]
     adaptive = worst_case(problem, adaptive_scale(problem), radii[1], steps=steps, seed=seed)
     pairs = eigenpairs(problem, 1, tol=tol, max_products=max(100, max_products), **settings)
     result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
+    eigenvalue = {**eigenvalue_rows(problem, pairs)[0], "bound": float(pairs.bounds[0])}
     rows += [
         {**adaptive, "metric": "adaptive_sharpness"},
-        {**eigenvalue_rows(problem, pairs)[0], "bound": float(pairs.bounds[0])},
+        eigenvalue,
         diagonal_rows(result, rtol)[-1],  # the trace
     ]
+    if step is not None and unit[1] == "trained":
+        scaled = {key: step / 2 * eigenvalue[key] for key in ("value", "residual", "bound")}
+        rows.append({**eigenvalue, **scaled, "metric": "stability", "index": None})
     return [{**problem.common, **row} for row in rows]
 
 
@@ -232,6 +237,9 @@ def flatness(
       most 0. ``stderr``: over the clients as a sample, the whole as it is (none of a gap at one point, where other clients
       would move the whole with its parts); ``residual``: what the errors of all eigenvalues, or of estimated traces, can add
       up to.
+    - ``stability``: lr lambda_1 / 2 of every trained client at w_k (lr: that of the round). Above 1, gradient descent without
+      momentum on the quadratic that fits F_k there diverges (Cohen et al., ICLR 2021; excerpts were read). None where the run
+      does not say lr, or its optimizer is not SGD.
 
     Cost of a measured round: a spectrum, a trace and some gradients on all data for the whole, as much for the parts at w, and
     again the trained clients' share of it.
@@ -255,7 +263,8 @@ def flatness(
     """
     places = (history.pool.train_slice(k) for k in range(len(history.parts)))
     sizes = {k: n for k, place in enumerate(places) if (n := place.stop - place.start)}
-    rows: list[Row] = []
+    training, rows = history.training, list[Row]()
+    is_sgd = "lr" in training and training.get("optimizer", "sgd") == "sgd"
     for stored in history.each():
         r = stored.round
         if r % every and r != history.rounds[-1]:
@@ -263,10 +272,13 @@ def flatness(
         units: list[Unit] = [(r, "aggregated", None, "global")]
         units += [(r, "aggregated", k, "client") for k in sizes]
         units += [(r, "trained", k, "client") for k in stored.ids]
+        decay = float(training.get("lr_decay", 1.0)) ** (r - 1)
+        step = float(training["lr"]) * decay if is_sgd else None
         results = on_surfaces(
             history,
             units,
             flatness_rows,
+            step=step,
             radii=(rho, adaptive_rho),
             steps=steps,
             tol=tol,

@@ -7,6 +7,7 @@ distillation in federated learning" (NeurIPS 2022).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -19,7 +20,14 @@ from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.statistics import sample_mean, share
-from fldiag.results.summary import Options, Sentence, Summary, of_rounds, plus_minus
+from fldiag.results.summary import (
+    Options,
+    Sentence,
+    Summary,
+    guess_accuracy,
+    of_rounds,
+    plus_minus,
+)
 from fldiag.results.table import SPLITS, WHOLE, Row, last_round, number, only, split_of, thin
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import ExamplePool, Weights
@@ -78,10 +86,14 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         rows.append({**about, "metric": metric, **row})
 
     classes, labels = 0, pool.y[pool.test].cpu().numpy()
+    guesses: dict[str, float | None] = {"loss": None}
     if scores.right is not None:
         answered = np.where(scores.valid[:, None], scores.right, np.nan)
         right = dict(zip(models, answered, strict=True))
         classes = history.dataset.classes
+        shares = np.bincount(labels, minlength=classes) / len(labels)
+        accuracy = guess_accuracy(shares.tolist(), pool.split)
+        guesses = {"loss": math.log(classes), "accuracy": accuracy}
     members = [labels == c for c in range(classes)]
     for (moment, k), loss, is_valid in zip(models, scores.loss, scores.valid, strict=True):
         base: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
@@ -95,6 +107,10 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         for c, member in enumerate(members):
             sample = right[moment, k][pool.test][member]
             add("class_accuracy", {**base, "index": c}, sample)
+    for row in rows:
+        is_whole = row["scope"] == "global" and row["slice"] == pool.split
+        if is_whole and row["metric"] in guesses:
+            row |= {"inputs": history.dataset.scaling, "guess": guesses[row["metric"]]}
     for k in ids if classes else ():
         answers = {m: right[m, k if (m, k) in right else None][pool.test] for m in MOMENTS}
         base = {"moment": "trained", "scope": "client", "client": k}
@@ -222,7 +238,7 @@ def draw(table: pd.DataFrame) -> style.Figure:
                 ax.sharey(axes[0])
         if metric == "accuracy":
             style.percents(*(ax.yaxis for ax in axes[: len(panels)]))
-            style.chance(axes[0], 1 / table["index"].nunique())
+            style.chance(axes[0], number(curves, column="guess") or 0.0)
         for ax, (run, values) in zip(axes[len(panels) :], wide.items(), strict=True):
             draw_classes(ax, values, class_cells(runs[run], "class_examples"), reach or 1.0)
             about = f"forgetting by class, round {last_round(runs[run], 'class_forgetting')}"

@@ -30,14 +30,14 @@ from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 
 #: Metric -> how tables and panels call it.
-METRICS = {
+COLLAPSE = {
     "nc1": "NC1: within classes",
     "nc2_norms": "NC2: lengths",
     "nc2_cosines": "NC2: angles",
     "nc3": "NC3: head and means",
     "nc4": "NC4: not nearest mean",
-    "effective_rank": "effective rank",
 }
+METRICS = {**COLLAPSE, "effective_rank": "effective rank"}
 #: Moment -> how tables and pictures call its model.
 MODELS = {
     "received": "received model",
@@ -51,6 +51,9 @@ Split = Annotated[
 ]
 #: Examples on which clients' layers are compared.
 SIMILAR = 200
+UNDEFINED = (
+    "not defined: no head, one class, targets that are no classes, or equal features or means"
+)
 
 
 # The measures
@@ -238,7 +241,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
 
 
 def summary(frame: pd.DataFrame, options: Options) -> Summary:
-    """The numbers and how alike the layers are in the last round."""
+    """The numbers and how alike the layers are in the last round, and why numbers are missing."""
     last = only(frame, scope="global", round=last_round(frame, "effective_rank"))
     lines = [
         {"model": text, **{m: number(last, m, moment=name) for m in METRICS}}
@@ -293,8 +296,8 @@ def geometry(
         slice: Which examples.
 
     Returns:
-        A row a number, without units; masked where it is not defined: no head, one class, targets that are no classes, features
-        that are all the same, one client.
+        A row a number, without units; masked with a reason in ``note`` where it is not defined: no head, one class, targets that
+        are no classes, features that are all the same, one client.
 
     Raises:
         FldiagError: no round has client weights, or there are no examples.
@@ -304,4 +307,6 @@ def geometry(
     ['slice']
     """
     rows = history.map_rounds(round_rows, split=slice)
-    return history.table([*rows, *history.final_rows()], estimator="exact")
+    for row in rows:
+        row |= {"estimator": "exact", **({"note": UNDEFINED} if pd.isna(row["value"]) else {})}
+    return history.table([*rows, *history.final_rows()])

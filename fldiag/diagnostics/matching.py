@@ -24,7 +24,7 @@ from fldiag.plotting.shapes import MANY, cells, pairs
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary
+from fldiag.results.summary import Options, Sentence, SmallTable, Summary, format_number
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
@@ -257,10 +257,12 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     """H_N, H_D and eigenspace overlap of every pair of clients in the last round; None where there is one client.
 
     H_N and H_D are of the paper's form, or of the released code's where own data were not asked for. Blank cells: a client with
-    itself, and what is not defined.
+    itself, and what is not defined. Raises FldiagError for a table of several runs.
     """
     from matplotlib.colors import LogNorm
 
+    if table["run"].nunique() > 1:
+        raise FldiagError("the picture of matching is of one run", "choose its rows", usage=True)
     rows = only(table, metric="H_N")
     last, is_own = last_round(rows), "client" in set(rows["data"])
     form, place = ("diag", "client") if is_own else ("tensor_trace", "global")
@@ -278,7 +280,8 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
             is_wide = metric == "H_N" and high > 100 * low > 0
             norm = LogNorm(max(low, high * 1e-4), high) if is_wide else None
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
-            ax.set(xlabel="client", ylabel="client", title=titles[metric])
+            mean = format_number(number(rows, metric, scope="global", self_pairs=[False, None]), 3)
+            ax.set(xlabel="client", ylabel="client", title=f"{titles[metric]}, mean {mean}")
         fig.suptitle(f"round {last}; $H_N$ and $H_D$: {FORMS[form]}, {DATA[place]}", fontsize=8)
     return fig
 

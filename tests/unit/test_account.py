@@ -164,11 +164,12 @@ def test_the_loss_without_each_client(smooth, slice):
 
 def test_no_effect_where_the_server_does_more_than_the_mean_or_a_client_is_alone(quadratic, smooth):
     rows = account(quadratic[-1], k=0).query("metric == 'effect'")
-    assert len(rows) == 2 and rows.masked.all()
+    assert rows.masked.all() and "no average without" in rows.note.iloc[0]
     net, data, parts, made = smooth
     w = next(made.each(every_round=False)).received
     alone = history(net, data, parts, stored(w, [w + 0.1]), dtype=torch.float64)
-    assert one(account(alone, k=0), "effect").masked
+    row = one(account(alone, k=0), "effect")
+    assert row.masked and "of one alone" in row.note
 
 
 def test_a_client_that_is_no_number_is_left_out_and_a_broken_start_refused(smooth):

@@ -135,3 +135,14 @@ def test_parts_count_by_their_examples_and_their_error_is_over_clients():
     mean = mean_of_parts(rows, sizes)
     assert (mean["value"], mean["stderr"]) == pytest.approx((3.0, pd.Series(values).sem()))
     assert mean_of_parts(rows, {**sizes, 2: 60})["value"] == pytest.approx(39 / 8)
+
+
+def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadratic):
+    q, item, made = quadratic
+    assert flatness(made).query("metric == 'stability'").empty  # no learning rate is known
+    made.training = {"lr": 0.4, "lr_decay": 0.5}
+    frame = flatness(made, tol=1e-9)
+    assert len(item.ids) == 2
+    for k in item.ids:
+        lambda_1 = float(torch.linalg.eigvalsh(q.A[k])[-1])
+        assert one(frame, "stability", client=k).value == pytest.approx(0.4 / 2 * lambda_1)

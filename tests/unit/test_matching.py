@@ -111,12 +111,12 @@ def test_noise_neither_lengthens_nor_turns_and_errors_are_its_scatter():
     assert np.isnan(cosine(direction(0 * a, errors), clean[1])[0])
 
 
-def test_one_client_has_no_pairs_and_two_runs_no_picture():
+def test_one_client_has_no_pairs_and_a_picture_is_of_one_run():
     table = matching(FULL, k=1)
     assert one(table, "H_D", diag_mode="diag", data="client", self_pairs=False).masked
     with pytest.raises(FldiagError, match="no picture"):
         fldiag.draw(table)
-    table = matching(FULL, OTHER, k=1)
     both = pd.concat([table, table.assign(run="B")])
-    with pytest.raises(FldiagError, match="has not what the picture"):
-        fldiag.draw(both, name="matching")
+    both.attrs = table.attrs
+    with pytest.raises(FldiagError, match="one run"):
+        fldiag.draw(both)
