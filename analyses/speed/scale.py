@@ -27,7 +27,6 @@ import torch
 
 import fldiag
 from fldiag.results.provenance import machine
-from fldiag.runs.run import folder_size
 
 SAMPLED = 100
 #: Says ``patterns`` how many clients there are, each with so many examples.
@@ -110,7 +109,8 @@ def measure(method: str, clients: list[int], rounds: int) -> pd.DataFrame:
             }
         )
         for name, part in (("disk_mb", "."), ("state_mb", "state")):
-            table[name] = [folder_size(path / part) / 1e6 for path in paths]
+            files = [(path / part).rglob("*.*") for path in paths]
+            table[name] = [sum(file.stat().st_size for file in of) / 1e6 for of in files]
     return table
 
 

@@ -23,12 +23,13 @@ def runs(
 
     Example: fldiag runs checkpoints
     """
-    from fldiag.runs.run import Run, folder_size
+    from fldiag.runs.run import Run
 
     rows = []
     for file in sorted(folder.rglob("run.json")):
         path = file.parent
-        row = {"run": str(path.relative_to(folder)), "MB": folder_size(path) / 1e6}
+        size = sum(part.lstat().st_size for part in path.rglob("*.*"))
+        row = {"run": str(path.relative_to(folder)), "MB": size / 1e6}
         try:
             run = Run.open(path)
             rows.append({**run.common, **row, "rounds": run.done, "status": run.status})
@@ -56,19 +57,16 @@ def prune(
 
     Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last
     """
-    from fldiag.runs.run import Run, select_rounds
+    from fldiag.diagnosis.subjects import read_rounds
+    from fldiag.runs.run import Run
 
-    pairs = [(one, select_rounds(keep, one.rounds)) for one in map(Run.open, run)]
-    rows = [
-        {"run": one.name, "unneeded file": file}
-        for one, r in pairs
-        for file in one.prune(r, dry=True)
-    ]
+    names = {one: one.unneeded(read_rounds(keep, one.rounds)) for one in map(Run.open, run)}
+    rows = [{"unneeded file": str(one.path / file)} for one in names for file in names[one]]
     console.table(rows)
     if rows and not yes:
         typer.confirm("Delete them? No more rounds can be trained.", abort=True, err=True)
-    for one, rounds in pairs if rows else ():
-        one.prune(rounds)
+    for one in names if rows else ():
+        one.remove(names[one])
     console.done(*run)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
@@ -16,9 +15,6 @@ from fldiag import registry, user_code
 from fldiag.cli.app import Device, Out, Seed, Set, ask, verb
 from fldiag.cli.console import Console
 from fldiag.errors import unknown
-
-if TYPE_CHECKING:
-    from fldiag.registry import Progress
 
 
 @verb("Start", "width", "format")
@@ -145,11 +141,10 @@ def sweep(
     frame, names = sweeps.table(runs, values), [run.name for run in runs]
     console.table(frame.to_dict("records"))
     path = (out or RUNS) / f"sweep-{digest(names)[:8]}"
-    about = {"source": config, "runs": names}
-    console.done(*write_table(frame, path, about))
+    console.done(*write_table(frame, path, {"source": config, "runs": names}))
 
 
-def _runs_on_bar(progress: Progress) -> Callable[[dict[str, Any]], None]:
+def _runs_on_bar(progress: registry.Progress) -> Any:
     return lambda event: progress(event["done"], event["total"], Path(event["path"]).name)
 
 

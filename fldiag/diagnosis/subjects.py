@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from fldiag.registry import Diagnostic
 from fldiag.runs.checkpoint import Checkpoint, trust_files, weights_file
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
-from fldiag.runs.run import Run, open_checkpoint, select_rounds
+from fldiag.runs.run import Run, open_checkpoint
 from fldiag.sections import read_normalisation
 
 #: What a question can be about.
@@ -40,17 +39,18 @@ Subject = Run | Problem | History
 
 
 def size(memory: str | int) -> int:
-    """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else, and for less than a thousand
-    where the unit may have been forgotten.
+    """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else, and for less than 1k: the
+    unit may have been forgotten.
 
     >>> size("500M"), size("2GiB")
     (524288000, 2147483648)
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]?)i?b?", str(memory).strip().lower())
     count = int(float(match[1]) * 1024 ** " kmg".index(match[2] or " ")) if match else 0
-    if count < (1024 if isinstance(memory, str) else 1):
-        what = f"memory = {memory!r} is {f'{count:,} bytes' if match else 'no size'}"
-        raise FldiagError(what, "give such as 500M or 2G, or at least 1k", usage=True)
+    if count < 1024:
+        raise FldiagError(
+            f"memory = {memory!r}", "give such as 500M or 2G, at least 1k", usage=True
+        )
     return count
 
 
@@ -65,6 +65,28 @@ def read_names(text: str | Sequence[str]) -> list[str]:
         what = f"names = {','.join(names)!r} has an empty name, or one name twice"
         raise FldiagError(what, "give each target a name of its own", usage=True)
     return names
+
+
+def read_rounds(text: str | int | Sequence[int] | None, stored: Sequence[int]) -> list[int] | None:
+    """The rounds of ``5``, ``1,5,20-30`` or ``last``, or of numbers, as far as they are stored; None for all.
+
+    Raises FldiagError for anything else, and for a part of it of which nothing is stored.
+
+    >>> read_rounds("1,7-last", [1, 5, 10])
+    [1, 10]
+    """
+    if text is None:
+        return None
+    words = str(text).replace("last", str(max(stored, default=0)))
+    ends = re.findall(r"(\d+)-?(\d*)", words)
+    parts = [[r for r in stored if int(a) <= r <= int(b or a)] for a, b in ends]
+    if not parts or not all(parts) or re.search(r"[^\d\s,()\[\]-]", words):
+        raise FldiagError(
+            f"--rounds {text!r} is not valid, or no such round is stored",
+            "write for example 5, 1,5,20-30 or last",
+            usage=True,
+        )
+    return sorted({r for part in parts for r in part})
 
 
 class SubjectOptions(pydantic.BaseModel):
@@ -197,7 +219,7 @@ def load(
     """A run folder as Run; a ``.pt`` or ``.safetensors`` file, or a model's folder of transformers, as Checkpoint.
 
     Args:
-        path: a run folder, its run.json, a checkpoint file, or what ``save_pretrained`` wrote (config.json and safetensors).
+        path: a run folder, a checkpoint file, or what ``save_pretrained`` wrote (config.json and safetensors).
         model: for a plain state_dict: a module, a registered name or ``pkg.mod:factory``; overrides what a checkpoint says.
         data: what ``Problem`` takes, a data set's name, ``npz:PATH`` or ``pkg.mod:loader``.
         key: which set of weights to read of a file that holds several (``model``, ``model_ema``).
@@ -212,16 +234,11 @@ def load(
     Raises:
         FldiagError: the file is damaged, foreign or unsafe.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        what = f"a {type(path).__name__} is not a path"
-        raise FldiagError(what, "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     user_code.allow(allow_code)
     if trust_file:
         trust_files()
-    path = path.parent if path.name == "run.json" else path
-    is_run = os.path.isdir(weights_file(path))
-    target = Run.open(path) if is_run else open_checkpoint(path, key)
+    target = Run.open(path) if weights_file(path).is_dir() else open_checkpoint(path, key)
     return with_overrides(target, model, data, key)
 
 
@@ -258,9 +275,8 @@ def open_subjects(
     is_of_run = entry.on == "run"
     names = options.names or [None] * len(targets)
     if not targets or (is_of_run and len(targets) > 1):
-        remedy = "give one run" if is_of_run else "give a run, a checkpoint or a Problem"
         what = f"{len(targets)} targets are given to {entry.name}"
-        raise FldiagError(what, remedy, usage=True)
+        raise FldiagError(what, "give one run, or checkpoints or Problems to compare", usage=True)
     if len(names) != len(targets):
         what = f"names = {','.join(names)!r} has {len(names)} names for {len(targets)} targets"
         raise FldiagError(what, "give a name for each, with commas between them", usage=True)
@@ -289,9 +305,9 @@ def open_subject(target: Any, options: SubjectOptions, diagnostic: str = "") -> 
             raise FldiagError(what, "leave it out, or set it where that is created", usage=True)
         return target
     if not isinstance(target, Run) and (kind is History or not isinstance(target, Checkpoint)):
-        remedy = "give a run, a checkpoint or fldiag.Problem(net, loss, (x, y))"
         what = f"a {type(target).__name__} cannot be diagnosed by {diagnostic}"
-        raise FldiagError(what, "give a run" if kind is History else remedy, usage=True)
+        remedy = "give a run, or for its weights a checkpoint or fldiag.Problem(net, loss, (x, y))"
+        raise FldiagError(what, remedy, usage=True)
     if not isinstance(options, OpenedOptions):
         return copy(target)  # type: ignore[return-value]
     is_double = values.pop("precision", "") == "fp64"
@@ -299,7 +315,7 @@ def open_subject(target: Any, options: SubjectOptions, diagnostic: str = "") -> 
     key, round = (values.pop(name, None) for name in ("key", "round"))
     target = with_overrides(target, values.pop("model", None), values.pop("data", None), key)
     if isinstance(options, HistoryOptions):
-        values["rounds"] = select_rounds(options.rounds, target.rounds)
+        values["rounds"] = read_rounds(options.rounds, target.rounds)
         return History(target, **values)
     if round is not None and isinstance(target, Checkpoint):
         what = f"round = {round} chooses a checkpoint of a run, but {target.path} is one checkpoint"
@@ -317,6 +333,7 @@ def remarks(subject: Subject) -> list[str]:
     if subject.inputs == "as passed" and bool(subject.w.isfinite().all()):
         subject.probe()
     frozen = sum(p.numel() for p in subject.module.parameters() if not p.requires_grad)
-    how = "constants" if subject.trainable else "weights (--trainable: as constants)"
-    text = f"{subject.name}: {frozen:,} frozen parameters count as {how}"
-    return [*subject.remarks, text] if frozen else subject.remarks
+    text = (
+        f"{subject.name}: {frozen:,} frozen parameters count as weights (--trainable: as constants)"
+    )
+    return [*subject.remarks, text] if frozen and not subject.trainable else subject.remarks

@@ -352,14 +352,14 @@ class History:
 
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change; the name does not count."""
-        outputs: list[Any] = []
-        if self._pool is not None:  # what the model does also counts, not only how it is spelled
-            w = torch.linspace(-0.1, 0.1, self.layout.size, device=self.device, dtype=self.dtype)
-            models = [(w, self.network.buffers)]
-            scores = evaluate(self.network, self._pool, models, min(4, self._pool.n))
-            outputs = [self.dataset.fingerprint(), scores.loss]
         about = [repr(self.network.module), str(self.dtype), self.run.about, self.remarks]
-        return digest(self.files, outputs, self.parts, self.test_parts, self.samples, about)
+        if self._pool is not None:  # what the model does also counts, not only how it is spelled
+            w = torch.linspace(-0.1, 0.1, self.layout.size)
+            scores = evaluate(
+                self.network, self._pool, [(w, self.network.buffers)], min(4, self._pool.n)
+            )
+            about += [self.dataset.fingerprint(), scores.loss]
+        return digest(self.files, self.parts, self.test_parts, self.samples, about)
 
 
 def _rows_of(

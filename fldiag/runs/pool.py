@@ -20,16 +20,11 @@ from fldiag.data import Dataset
 from fldiag.data.arrays import spread
 from fldiag.data.dataset import Slice
 from fldiag.device import threads
-from fldiag.models.network import Network, forward_macs
+from fldiag.models.network import Network
 from fldiag.problem.data import convert
 
 #: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
 BATCH = 500
-#: Stack models whose forward pass has fewer multiply-adds an example: above, a
-#: convolution of one model fills the processor better than a grouped one of many.
-STACK_BELOW = 100_000
-#: Models in one stack, and multiply-adds of one stacked batch: larger ones leave the processor's caches.
-STACK, STACK_WORK = 16, 200_000_000
 
 Weights = tuple[Tensor, dict[str, Tensor]]  # a vector [P] and the buffers that go with it
 
@@ -102,56 +97,39 @@ class ExamplePool:
                 yield slice(i, min(i + size, stop))
 
 
-def stack_size(network: Network, shape: tuple[int, ...], count: int) -> tuple[int, int]:
-    """How many of so many models are evaluated side by side, and on how many examples at a time: a fixed rule on the
-    architecture, never timed."""
-    if count < 2 or not network.stackable:  # counting imports what one model does not need
-        return 1, BATCH
-    if (macs := forward_macs(network.module, shape)) >= STACK_BELOW:
-        return 1, BATCH
-    size = STACK_WORK // max(macs * min(count, STACK), 1)
-    return STACK, min(BATCH, max(100, size))
-
-
 def evaluate(
     network: Network, pool: ExamplePool, models: Sequence[Weights], first: int
 ) -> ExampleScores:
     """Loss and correctness of every model [P] on the ``first`` so many examples of the pool, in eval mode.
 
     A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
-    not depend on the others. Small models are shared out among threads with one of torch's each: on a busy machine torch's own
+    not depend on the others. Models are shared out among threads with one of torch's each: on a busy machine torch's own
     threads spend most of the time waiting for each other.
     """
     loss = np.empty((len(models), first))
     right = None if pool.dataset.regression else np.empty(loss.shape, dtype=bool)
-    # another module than a chain of layers is called with its parameters put in place, one call at a time
-    is_shared = pool.device.type == "cpu" and network.stackable
-    workers = min(torch.get_num_threads(), len(models)) if is_shared else 1
-    count, size = stack_size(network, pool.dataset.shape, len(models))
-    count = min(count, -(-len(models) // max(workers, 1))) or 1
 
     def score(i: int) -> None:
-        group = models[i : i + count]
-        rows = torch.stack([w for w, _ in group]).to(pool.device, pool.dtype)
-        bound = network.bind(rows, {n: b[None].clone() for n, b in group[0][1].items()})
-        for batch in pool.batches(slice(0, first), size, mixed=not network.batch_dependent):
+        w, buffers = models[i]
+        rows = w[None].to(pool.device, pool.dtype)
+        bound = network.bind(rows, {n: b[None].clone() for n, b in buffers.items()})
+        for batch in pool.batches(slice(0, first), BATCH, mixed=not network.batch_dependent):
             x, y = pool.read(batch.start, batch.stop)
-            at = slice(i, i + len(group)), batch
             with torch.no_grad():
-                outputs = bound(x.expand(len(group), *x.shape))
-                labels = y.expand(len(group), *y.shape)
-                values = losses.per_example(outputs, labels)
-                loss[at] = values.double().cpu().numpy()
+                outputs = bound(x[None])
+                loss[i, batch] = losses.per_example(outputs, y[None])[0].double().cpu().numpy()
                 if right is not None:
-                    right[at] = (losses.predicted(outputs) == y).cpu().numpy()
+                    right[i, batch] = (losses.predicted(outputs)[0] == y).cpu().numpy()
 
-    starts = range(0, len(models), count)
+    # another module than a chain of layers is called with its parameters put in place, one call at a time
+    is_shared = pool.device.type == "cpu" and network.stackable and len(models) > 1
+    workers = torch.get_num_threads() if is_shared else 1
     if workers > 1:
         own = partial(torch.set_num_threads, 1)
-        with threads(torch.get_num_threads()), ThreadPoolExecutor(workers, initializer=own) as each:
-            list(each.map(score, starts))
+        with threads(workers), ThreadPoolExecutor(workers, initializer=own) as each:
+            list(each.map(score, range(len(models))))
     else:
-        list(map(score, starts))
+        list(map(score, range(len(models))))
     loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
     valid = ~np.isnan(loss.sum(1))
     loss[~valid] = np.nan

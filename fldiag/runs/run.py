@@ -312,9 +312,9 @@ class Run:
 
     # Removing
 
-    def prune(self, rounds: Collection[int] | None = None, *, dry: bool = False) -> list[str]:
-        """Remove the clients' states, without which the run cannot be given more rounds, and the checkpoints of all rounds but
-        ``rounds`` (None: none) and the last. Returns the files' names, also where ``dry`` leaves them there.
+    def unneeded(self, rounds: Collection[int] | None = None) -> list[str]:
+        """The names of the files that may go: the clients' states, without which the run cannot be given more rounds, and the
+        checkpoints of all rounds but ``rounds`` (None: of none) and the last.
 
         Raises:
             FldiagError: The run is not finished.
@@ -322,11 +322,12 @@ class Run:
         if self.status == "unfinished":
             raise FldiagError(f"{self.path} is not finished", "finish it: --resume", usage=True)
         others = [] if rounds is None else sorted({*self.rounds[:-1]}.difference(rounds))
-        names = [*map(self.round_file, others), *(n for n in self.files if n.startswith("state/"))]
-        if not dry:
-            with lock(self.path):
-                self.append(self.done, [], status=self.status, removed=names)
-        return names
+        return [*map(self.round_file, others), *(n for n in self.files if n.startswith("state/"))]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove these files. Raises FldiagError when the disk refuses."""
+        with lock(self.path):
+            self.append(self.done, [], status=self.status, removed=names)
 
 
 class ClientStates(dict[int, State]):
@@ -376,11 +377,6 @@ def lock(path: Path) -> Iterator[None]:
         yield
 
 
-def folder_size(path: Path) -> int:
-    """Bytes of the files in a folder; links are not followed."""
-    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
-
-
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     """A file of weights; one in a run must be the file that the run wrote.
 
@@ -402,29 +398,3 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
 def _checkpoints(path: Path) -> set[str]:
     stored = (path / "rounds").glob("*.safetensors")
     return {f"rounds/{file.name}" for file in stored if file.stem.isdecimal()}
-
-
-def select_rounds(
-    text: str | int | Sequence[int] | None, stored: Sequence[int]
-) -> list[int] | None:
-    """The rounds of ``5``, ``1,5,20-30`` or ``last``, or of numbers, as far as they are stored; None for all.
-
-    Raises FldiagError for anything else, and for a part of it of which nothing is stored.
-    """
-    if text is None:
-        return None
-    words = re.findall(r"[\w-]+", str(text).replace("last", str(max(stored, default=0))))
-    try:
-        ends = [
-            (int(first), int(last or first)) for first, _, last in (w.partition("-") for w in words)
-        ]
-        parts = [{r for r in stored if first <= r <= last} for first, last in ends]
-    except ValueError:
-        parts = []
-    if not parts or not all(parts):
-        raise FldiagError(
-            f"--rounds {text!r} is not valid, or no such round is stored",
-            "write for example 5, 1,5,20-30 or last",
-            usage=True,
-        )
-    return sorted(set().union(*parts))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import last, rewrite, run, table
 
-from fldiag.runs.run import select_rounds
+from fldiag.diagnosis.subjects import read_rounds
 
 SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
 
@@ -93,14 +93,14 @@ def test_wrong_options(trained, arguments, text):
 def test_choice_of_rounds():
     there = [1, 2, 3, 5, 8, 10]
     assert (
-        select_rounds(None, there) is None
-        and select_rounds("last", there) == [10]
-        and select_rounds("2-8", there) == [2, 3, 5, 8]
+        read_rounds(None, there) is None
+        and read_rounds("last", there) == [10]
+        and read_rounds("2-8", there) == [2, 3, 5, 8]
     )
     assert (
-        select_rounds("1,3,8-10", there) == [1, 3, 8, 10]
-        and select_rounds([8, 3], there) == [3, 8]
-        and select_rounds(5, there) == [5]
+        read_rounds("1,3,8-10", there) == [1, 3, 8, 10]
+        and read_rounds([8, 3], there) == [3, 8]
+        and read_rounds(5, there) == [5]
     )
 
 

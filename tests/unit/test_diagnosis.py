@@ -173,7 +173,7 @@ def test_what_is_worth_a_word(accuracy, guess, n, is_said):
     [
         ("spectrum", {"kk": 1}, "did you mean 'k'"),
         ("spectrum", {"rounds": "last"}, "unknown key 'rounds'"),
-        ("spectrum", {"memory": "5"}, "5 bytes"),
+        ("spectrum", {"memory": "5"}, "at least 1k"),
         ("spectrum", {"names": "a,a"}, "one name twice"),
         ("spectrum", {"slice": "test"}, "has no effect on a Problem"),
         ("matching", {}, "Problem cannot be diagnosed"),

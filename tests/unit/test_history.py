@@ -14,11 +14,8 @@ import fldiag
 from fldiag.device import threads
 from fldiag.diagnostics.forgetting import forgetting
 from fldiag.errors import FldiagError
-from fldiag.models.network import Network
 from fldiag.params import flatten
-from fldiag.runs import pool
 from fldiag.runs.history import History
-from fldiag.runs.pool import stack_size
 from fldiag.runs.run import Run
 
 
@@ -54,7 +51,7 @@ def test_received_statistics_that_are_lost_are_not_guessed(normalised, tmp_path)
     with pytest.raises(FldiagError, match=r"0002.* not there"):
         forgetting(opened(run), min_count=1)
     run = Run.open(shutil.copytree(normalised.path, tmp_path / "pruned"))
-    run.prune([1, 3])
+    run.remove(run.unneeded([1, 3]))
     frame = forgetting(opened(run), min_count=1)
     assert set(frame[frame["round"] == 3].moment.dropna()) == {"aggregated"}
 
@@ -101,18 +98,7 @@ def test_weights_that_are_not_finite_have_no_loss():
     assert not scores.valid[0] and np.isnan(scores.loss).all()
 
 
-def test_stacking_is_a_rule():
-    def size(*layers):
-        return stack_size(Network(nn.Sequential(*layers)), (4,), 20)[0]
-
-    assert size(nn.Flatten(), nn.Linear(4, 4)) == 16
-    assert size(nn.Linear(4, 2000), nn.Linear(2000, 1000), nn.Linear(1000, 4)) == 1
-    assert size(nn.Linear(4, 4), nn.BatchNorm1d(4)) == 1
-
-
-@pytest.mark.parametrize("below", [0, 10**6])
-def test_models_in_threads_score_as_one_after_another(below, monkeypatch):
-    monkeypatch.setattr(pool, "STACK_BELOW", below)
+def test_models_in_threads_score_as_one_after_another():
     data, parts = helpers.images((70, 40, 31))
     net = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4)

@@ -16,7 +16,7 @@ from fldiag.integrations.recorder import mean
 from fldiag.results import files
 from fldiag.runs import checkpoint
 from fldiag.runs.checkpoint import pack, read_checkpoint
-from fldiag.runs.run import Run, folder_size, lock
+from fldiag.runs.run import Run, lock
 from fldiag.training import train
 
 
@@ -142,11 +142,13 @@ def test_what_a_run_is_not_continued_with(tmp_path):
 def test_pruned_runs_answer_and_get_no_more_rounds(tmp_path):
     run = trained(tmp_path, "scaffold", 3)
     assert len(list((tmp_path / "state").iterdir())) == 1  # the states before are not kept
-    metrics, size = run.metrics, folder_size(tmp_path)
-    unneeded = run.prune([3], dry=True)
-    assert folder_size(tmp_path) == size and run.prune([3]) == unneeded
+    metrics, there = run.metrics, set(tmp_path.rglob("*"))
+    unneeded = run.unneeded([3])
+    assert set(tmp_path.rglob("*")) == there and len(unneeded) == 3
+    run.remove(unneeded)
     pruned = Run.open(tmp_path)
-    assert pruned.rounds == [3] and pruned.status == "finished" and folder_size(tmp_path) < size
+    assert pruned.rounds == [3] and pruned.status == "finished"
+    assert set(tmp_path.rglob("*")) == there.difference(tmp_path / name for name in unneeded)
     assert pruned.metrics.equals(metrics) and not list((tmp_path / "state").iterdir())
     with refused("is not there"):
         trained(tmp_path, "scaffold", 4, resume=True)
