@@ -147,10 +147,8 @@ def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
     def is_near(p: Any, q: Any) -> bool:
         if not isinstance(p, Tensor):
             return True
-        p, q = p.nan_to_num(), q.nan_to_num()
-        if p.shape != q.shape or not p.is_floating_point():
-            return torch.equal(p, q)
-        return float((p - q).norm()) <= tolerance * float(p.norm())
+        p, q = (t.nan_to_num().double() for t in (p, q))
+        return p.shape == q.shape and bool((p - q).norm() <= tolerance * p.norm())
 
     return all(map(is_near, tree_leaves(a), tree_leaves(b)))
 

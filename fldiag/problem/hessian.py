@@ -21,14 +21,11 @@ from torch.nn.modules.module import register_module_forward_hook
 from fldiag.curvature.hutchinson import estimates
 from fldiag.curvature.lanczos import EigenPairs, lanczos
 from fldiag.curvature.operator import finite, pull_back, slopes
-from fldiag.errors import FldiagError
 from fldiag.problem.data import Tree
 from fldiag.problem.problem import Problem
 from fldiag.sections import Matrix
 from fldiag.seeding import torch_rng
 
-#: So many eigenpairs may be asked for of fewer weights; all that there are come.
-FEW = 10
 #: Random vectors that are drawn at least, to know their scatter; products for a Krylov space that is counted exactly.
 LEAST, STEPS = 10, 20
 #: Relative size of a layer's second derivative, or of a difference from a product, that is rounding.
@@ -49,7 +46,7 @@ def eigenpairs(
 
     Args:
         problem: whose curvature it is.
-        k: eigenpairs.
+        k: eigenpairs; all that there are of fewer weights.
         matrix: hessian or ggn.
         names: only the block of these tensors; the vectors have one entry a weight of the block, in order.
         options: of ``lanczos``: which, tol, max_products, miss, strict, seed, progress.
@@ -58,13 +55,11 @@ def eigenpairs(
         The eigenpairs.
 
     Raises:
-        FldiagError: more eigenpairs than weights, a fault that the probe finds, or a product that is not finite.
+        FldiagError: a fault that the probe finds, or a product that is not finite.
     """
     operator = problem.hessian(matrix=matrix, names=names)
-    if k > max(operator.size, FEW):
-        raise FldiagError(f"k = {k}, and there are {operator.size} weights", usage=True)
-    # vectors of each of the two sequences; below k + 8 a restart would never converge
-    limit = min(max(100, 3 * k + 20), max(k + 8, problem.rows_in_memory(operator.size)))
+    # vectors of each of the two sequences
+    limit = min(max(100, 3 * k + 20), problem.rows_in_memory(operator.size))
     about: dict[str, Any] = {"device": problem.device, "dtype": problem.dtype}
     return lanczos(operator, operator.size, k, noise=problem.noise, limit=limit, **about, **options)
 
@@ -191,7 +186,7 @@ def exact_layers(problem: Problem) -> dict[str, nn.Module]:
         return abs(entry - float(values.reshape(-1)[i])) <= rounding * abs(entry)
 
     modules, tensors = dict(problem.module.named_modules()), problem.layout.layers
-    layers = {n: modules[n] for n in tensors if n in modules and is_linear(tensors[n])}
+    layers = {n: modules[n] for n, names in tensors.items() if is_linear(names)}
     values = ggn_diagonal(problem, layers, x, half_square)
     return {
         layer: m

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map
 
-from fldiag.curvature.operator import Curvature, Differences
+from fldiag.curvature.operator import Curvature, Differences, finite
 from fldiag.errors import FldiagError
 from fldiag.models import state_dict
 from fldiag.params import Layout
-from fldiag.problem.data import Tensors, Tree, arguments, convert, count, cut, join, same
+from fldiag.problem.data import Tensors, Tree, arguments, count, cut, join, same
 from fldiag.seeding import torch_rng
 
 #: Steps of the differences of losses and of gradients.
@@ -33,18 +33,11 @@ LOSS_STEP, GRADIENT_STEP = 1e-6, 1e-8
 DIRECTIONS = 3
 
 
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile, DataParallel and the like."""
-    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    inner = getattr(model, "module" if parallel else "_orig_mod", None)
-    return unwrap_model(inner) if isinstance(inner, nn.Module) else model
-
-
 def copy_module(module: nn.Module) -> nn.Module:
     """A copy; results of forward that the module keeps as attributes, as weight_norm does, lose their graph."""
-    values = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
-    memo: dict[int, Any] = {id(v): v.detach().clone() for v in values if v.grad_fn is not None}
-    return copy.deepcopy(module, memo)
+    values = [v for m in module.modules() for v in vars(m).values()]
+    results = [v for v in values if isinstance(v, Tensor) and not v.is_leaf]
+    return copy.deepcopy(module, {id(v): v.detach().clone() for v in results})
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -62,14 +55,13 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
         buffers: by name. Where neither these nor ``params`` name any, the module keeps its own.
 
     Raises:
-        FldiagError: they do not fit the module, or hold two values of one tied tensor.
+        FldiagError: they hold two values of one tied tensor.
     """
+    own = module.state_dict(keep_vars=True)
     if isinstance(params, Tensor):
-        tensors = named(params, Layout.of(module))
-    else:
-        tensors = dict(module.named_parameters() if params is None else params)
-        tensors, _ = state_dict.without_prefix(tensors, module)
-    own, state = module.state_dict(keep_vars=True), {**tensors, **(buffers or {})}
+        params = named(params, Layout.of(module))
+    state, _ = state_dict.without_prefix(dict(own if params is None else params), module)
+    state |= buffers or {}
     for name, b in module.named_buffers():
         if name in state and name not in own:  # a buffer that is not persistent
             b.copy_(state.pop(name))
@@ -84,14 +76,7 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
                 f"{other} and {name} are one tensor of the model, and two different ones here",
                 "give the weights of this very architecture",
             )
-    try:
-        module.load_state_dict(state, strict=True)
-    except Exception as error:  # torch's, or of a hook of the module
-        raise FldiagError(
-            f"the weights do not fit the model: {' '.join(str(error).split())}",
-            "give the weights of this very architecture, named as in its state_dict()",
-            usage=True,
-        ) from error
+    module.load_state_dict(state)
 
 
 def named(w: Tensor, layout: Layout) -> dict[str, Tensor]:
@@ -162,17 +147,16 @@ def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
     each of which it is given in training mode. It changes nothing, and examples do not depend on each other."""
     before = tree_map(torch.clone, (x, problem.state))
     module, rng = copy_module(problem.module), torch_rng(0, "weights to move to")
-    args, kwargs = arguments(problem.forward, x)
-    noise = torch.randn(problem.w.shape, generator=rng).to(problem.w)
-    for w in (problem.w + 0.05 * _size(problem.w) * noise, problem.w):
+    noise = F.normalize(torch.randn(problem.w.shape, generator=rng), dim=0).to(problem.w)
+    for w in (problem.w + 0.05 * length_of(problem.w) * noise, problem.w):
         tensors = problem.state | problem.layout.views(w)
         module.train()
         for name, t in tensors_of(module).items():
             t.copy_(tensors[name])
         module.eval()
-        own = _outputs(module, functools.partial(module, *args, **kwargs))
+        own = _outputs(problem, module, {}, x)
         _disturb()
-        outputs = _outputs(problem.module, functools.partial(problem.call, w, x))
+        outputs = _outputs(problem, problem.module, tensors, x)
         wrong = [n for n in own if n in outputs and not same(own[n], outputs[n], tolerance)]
         if "" in wrong:
             raise FldiagError(
@@ -195,13 +179,13 @@ def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
             )
 
 
-def _size(w: Tensor) -> float:
-    """The root mean square of weights."""
-    return float(w.double().square().mean().sqrt()) or 0.1
+def length_of(w: Tensor) -> float:
+    """The norm of weights, by which steps are measured; 1 of zeros."""
+    return float(w.norm()) or 1.0
 
 
-def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
-    """Layer -> its outputs, inner layers first, and the module's own under ""."""
+def _outputs(problem: Any, module: nn.Module, tensors: Any, x: Tree) -> dict[str, Any]:
+    """Layer -> its outputs with these tensors instead of its own, inner layers first, and the module's under ""."""
     names = {m: n for n, m in module.named_modules()}
     outputs: dict[str, Any] = {}
 
@@ -209,19 +193,14 @@ def _outputs(module: nn.Module, run: Callable[[], Any]) -> dict[str, Any]:
         outputs[names.get(m, type(m).__name__)] = out  # some are made in forward
 
     with register_module_forward_hook(record):
-        run()
+        torch.func.functional_call(module, tensors, *arguments(problem.forward, x))
     return outputs
 
 
 def _check_loss(problem: Any, z: Any, y: Tree) -> None:
     """The loss is finite, the same twice, and reads no weights."""
     total = problem.criterion.total
-    value, weights = total(z, y), [(p, p.data) for p in problem.model.parameters()]
-    if not bool(torch.isfinite(value)):
-        raise FldiagError(
-            f"the loss is {float(value)}",
-            "diagnose a checkpoint from before it diverged, on data without NaN, with labels that count",
-        )
+    value, weights = finite(total(z, y)), [(p, p.data) for p in problem.model.parameters()]
     _disturb()
     try:
         for p, data in weights:
@@ -246,12 +225,12 @@ def _is_product_wrong(problem: Any) -> bool:
     twin, double = copy.copy(problem), torch.float64
     twin.module, twin.dtype = copy_module(problem.module).to(double), double
     twin.place(problem.state)
-    x, y = convert(problem.sample(8), double, problem.device)
+    x, y = twin.sample(8)
     shape, rng = (DIRECTIONS + 1, len(twin.w)), torch_rng(0, "probe")
     beside, *ways = F.normalize(torch.randn(shape, dtype=double, generator=rng)).to(twin.w)
-    length = _size(twin.w) * math.sqrt(len(twin.w))
+    length = length_of(twin.w)
     at = twin.w + 1e-3 * length * beside
-    loss, gradient = (functools.partial(f, x=x, y=y) for f in (twin.total, twin.slope))
+    gradient = functools.partial(twin.slope, x=x, y=y)
     try:
         if coarsest(functools.partial(gradient, at), double) != double:
             return False
@@ -260,6 +239,9 @@ def _is_product_wrong(problem: Any) -> bool:
 
     def batch(leaves: Tensors) -> tuple[Any, Callable[[Any], Tensor]]:
         return twin.call(leaves["w"], x), lambda z: twin.criterion.total(z, y)
+
+    def loss(w: Tensor) -> Tensor:
+        return twin.criterion.total(twin.call(w, x), y)
 
     slope = gradient(at)
     floor = 1e-6 * float(slope.norm()) / math.sqrt(len(at))

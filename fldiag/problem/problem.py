@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import inspect
 import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cached_property
 from types import CodeType
 from typing import Any, Self
@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves
 from fldiag.curvature.operator import Curvature, Differences, finite, slopes
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
-from fldiag.params import Layout
+from fldiag.params import Layout, unwrap_model
 from fldiag.problem.data import Batch, Tensors, Tree, arguments, as_slice, convert, join, same
 from fldiag.problem.loss import Loss, Scores, answers, as_sums
-from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of, unwrap_model
+from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.sections import Matrix
@@ -130,9 +130,8 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
-        once = {k for k, v in vars(Problem).items() if isinstance(v, cached_property)}
-        own = {k: vars(self)[k] for k in vars(self).keys() - once}
-        return {**own, "model": self.module, "checkpoint": None, "run": None}
+        own = {**vars(self), "model": self.module, "checkpoint": None, "run": None}
+        return {k: v for k, v in own.items() if type(getattr(Problem, k, 0)) is not cached_property}
 
     def at(
         self,
@@ -192,7 +191,7 @@ class Problem:
         about = self.module, self.user_loss, self.layout.names, self.weight_decay, self.dtype
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(without_addresses(about), [*map(code_of, functions)], self.state, data)
+        return digest(text_of(about), [*map(code_of, functions)], self.state, data)
 
     # -- parts of an evaluation
 
@@ -219,8 +218,8 @@ class Problem:
             except Exception as error:  # the user's model, loss or data may raise anything
                 kind = f"{type(error).__name__}: {error}{error_place(error)}"
                 raise FldiagError(
-                    f"model, loss or data failed: {kind}",
-                    "check that they take each other's shapes and types, with labels in range",
+                    f"model, weights, loss or data failed: {kind}",
+                    "check that they fit each other in shapes, types and names, with labels in range",
                 ) from error
 
     def read(self, start: int, stop: int) -> Batch:
@@ -248,16 +247,11 @@ class Problem:
         with self.guarded():
             return torch.func.functional_call(self.module, tensors, *args)
 
-    def total(self, w: Tensor | Tensors, x: Tree, y: Tree) -> Tensor:
-        """The sum of the losses of a batch."""
-        with self.guarded():
-            return self.criterion.total(self.call(w, x), y)
-
     def slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
         leaf = w.detach().requires_grad_()
-        with torch.enable_grad():
-            return slopes(self.total(leaf, x, y), [leaf], twice)[0]
+        with torch.enable_grad(), self.guarded():
+            return slopes(self.criterion.total(self.call(leaf, x), y), [leaf], twice)[0]
 
     @cached_property
     def criterion(self) -> Loss:
@@ -393,11 +387,7 @@ class Problem:
     def centre(self) -> Scores:
         """``scores`` at the weights. Raises FldiagError when the loss is not finite."""
         scores = self.scores()
-        if not math.isfinite(scores.loss):
-            raise FldiagError(
-                f"the loss on slice {self.slice_name!r} is {scores.loss}",
-                "diagnose a checkpoint from before the training diverged, on data without NaN",
-            )
+        finite(torch.tensor(scores.loss))
         return scores
 
     def outputs(self) -> tuple[Any, Tree]:
@@ -464,18 +454,18 @@ class Problem:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
         return self.hessian(w)(v)
 
-    def dense(self, *, matrix: Matrix = "hessian", names: Sequence[str] | None = None) -> Tensor:
-        """The Hessian or Gauss-Newton matrix at ``.w``, dense [P, P] in float64, symmetric; it takes P products.
+    def dense(self, names: Sequence[str] | None = None) -> Tensor:
+        """The Hessian at ``.w``, dense [P, P] in float64, symmetric; it takes P products.
 
         ``names``: only the block of these tensors.
         """
-        operator = self.hessian(matrix=matrix, names=names)
+        operator = self.hessian(names=names)
         rows = torch.stack([operator(row) for row in torch.eye(operator.size).to(self.w)])
         return (rows + rows.T) / 2
 
     def tensors(self, pattern: str) -> list[str]:
         """The names of the tensors that match a pattern. Raises FldiagError where none does."""
-        names = [name for name in self.layout.names if fnmatchcase(name, pattern)]
+        names = fnmatch.filter(self.layout.names, pattern)
         if not names:
             text = f"{pattern!r} matches no parameter"
             raise FldiagError(text, nearest(pattern, self.layout.names), usage=True)
@@ -488,13 +478,8 @@ def channels_last(tensors: Tensors) -> dict[str, Tensor]:
     return {n: t.clone(memory_format=form) if t.ndim == 4 else t for n, t in tensors.items()}
 
 
-def without_addresses(value: Any) -> str:
-    """The representation of a value, the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
 def code_of(function: Any) -> str:
-    """What a function computes, as far as its byte code and constants say, also of functions within.
+    """What a function computes, as far as byte code, constants, defaults and what it closes over say.
 
     Of a partial function, and of an object that is called, it is that of the function behind it.
     """
@@ -503,12 +488,14 @@ def code_of(function: Any) -> str:
         function = getattr(type(function), "forward", type(function).__call__)
     cells = getattr(function, "__closure__", None) or ()
     defaults = getattr(function, "__defaults__", None)
-    return without_addresses(_parts_of([function, *(c.cell_contents for c in cells), defaults]))
+    return text_of([function, *(c.cell_contents for c in cells), defaults])
 
 
-def _parts_of(value: Any) -> Any:
-    """Byte code, constants and names, without places in files; what has no code is itself."""
+def text_of(value: Any) -> str:
+    """A value as text, the same in every process; of a function byte code, constants and names, without places in files."""
     code = getattr(value, "__code__", value)
     if isinstance(code, CodeType):
-        return code.co_code.hex(), _parts_of(code.co_consts), code.co_names
-    return [*map(_parts_of, code)] if isinstance(code, (tuple, list)) else code
+        code = code.co_code.hex(), code.co_consts, code.co_names
+    if isinstance(code, (tuple, list)):
+        return str([*map(text_of, code)])
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(code))

@@ -17,9 +17,9 @@ from fldiag.data.arrays import count_classes, unpack
 from fldiag.data.given import dataset_of
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import lora, pretrained
+from fldiag.params import unwrap_model
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
-from fldiag.problem.loss import is_probabilities
-from fldiag.problem.module import copy_module, unwrap_model
+from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.runs.checkpoint import Checkpoint, State, read_tensors
@@ -75,7 +75,7 @@ def open_problem(
         examples = as_slice(content)
         y = examples.batch(0, min(examples.n, 256))[1]
         is_tensor = isinstance(y, Tensor)
-        is_number = is_tensor and y.is_floating_point() and not is_probabilities(y)
+        is_number = is_tensor and y.is_floating_point() and not losses.is_probabilities(y)
         usual = losses.criterion(is_number) if is_tensor else losses.model_loss
         remarks = [] if loss else [f"{checkpoint.path.name}: the loss is {losses.name_of(usual)}"]
     label = checkpoint.label
