@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,9 @@ from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
 from fldiag.losses import IGNORED, form_of, is_probabilities, multi_label
-from fldiag.problem.data import Tree, count, cut, describe
+from fldiag.problem.data import Function, Tree, count, cut, describe
 from fldiag.results.summary import guess_accuracy
 from fldiag.results.table import Row
-
-#: A model, a loss, or a part of one.
-Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -193,19 +190,22 @@ class Scores:
 
     def rows(self, problem: Any) -> list[Row]:
         """Rows ``loss`` and, of a classification, ``accuracy``, with that of a guess; standard errors over the examples."""
-        common: Row = {"estimator": "exact", "inputs": problem.inputs}
-        rows: list[Row] = [{**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}]
-        if self.right is not None and self.labels is not None:
+        metrics = {"loss": self}
+        if self.right is not None:
+            metrics["accuracy"] = Scores(float(self.right.mean()), self.right, None)
+        rows: list[Row] = [
+            {"estimator": "exact", "inputs": problem.inputs, "metric": metric}
+            | {"value": scores.loss, "stderr": scores.stderr}
+            for metric, scores in metrics.items()
+        ]
+        if self.labels is not None:
             shares = (self.labels / self.labels.sum()).tolist()
-            row: Row = {"metric": "accuracy", "value": float(self.right.mean())}
-            row |= {"stderr": Scores(0.0, self.right, None).stderr}
-            row |= {"guess": guess_accuracy(shares, problem.slice_name)}
-            rows.append({**common, **row})
+            rows[-1]["guess"] = guess_accuracy(shares, problem.slice_name)
         return rows
 
 
 def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
-    """How many answers of each example are right [b], and how often each class is the label [classes].
+    """How many answers of each example are right [b], and how often each class is the label [1, classes].
 
     The answer is the class of the largest output; of a binary cross entropy, whether each output is positive. None where the
     targets are no numbers of classes, nor one-hot or soft labels.
@@ -228,4 +228,4 @@ def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
     if z[:, 0].shape != y.shape or int(labels.max()) >= z.shape[1]:
         return None
     right = (z.argmax(1) == labels).reshape(len(y), -1).sum(1)
-    return right, labels[labels >= 0].bincount(minlength=z.shape[1])
+    return right, labels[labels >= 0].bincount(minlength=z.shape[1])[None]

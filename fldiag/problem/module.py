@@ -7,10 +7,9 @@ batch-norm, shuffled data, sums, detach) does not raise by itself: it makes numb
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import random
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from fldiag.curvature.operator import Curvature, Differences, finite
 from fldiag.errors import FldiagError
 from fldiag.models import state_dict
 from fldiag.params import Layout
-from fldiag.problem.data import Tensors, Tree, arguments, count, cut, join, same
+from fldiag.problem.data import Function, Tensors, Tree, arguments, count, cut, same
 from fldiag.seeding import torch_rng
 
 #: Steps of the differences of losses and of gradients.
@@ -58,15 +57,14 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
         FldiagError: they hold two values of one tied tensor.
     """
     own = module.state_dict(keep_vars=True)
-    if isinstance(params, Tensor):
-        params = named(params, Layout.of(module))
-    state, _ = state_dict.without_prefix(dict(own if params is None else params), module)
+    tensors = named(own if params is None else params, Layout.of(module))
+    state, _ = state_dict.without_prefix(dict(tensors), module)
     state |= buffers or {}
     for name, b in module.named_buffers():
         if name in state and name not in own:  # a buffer that is not persistent
             b.copy_(state.pop(name))
     rest = {n: t for n, t in own.items() if not isinstance(t, nn.Parameter)}
-    if buffers is None and not state.keys() & rest.keys():
+    if not state.keys() & rest.keys():
         state |= rest
     first = {id(t): n for n, t in reversed(own.items()) if n in state}  # of a tied tensor's names
     for name, t in own.items():
@@ -79,20 +77,22 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
     module.load_state_dict(state)
 
 
-def named(w: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Weights w [P] by name. Raises FldiagError for a vector of another length."""
+def named(w: Tensor | Tensors, layout: Layout) -> Tensors:
+    """Weights w [P] by name; those with names as they are. Raises FldiagError for a vector of another length."""
+    if not isinstance(w, Tensor):
+        return w
     if w.shape != (layout.size,):
         raise FldiagError(
             f"weights {list(w.shape)} for a model of {layout.size} parameters",
             "give a flat vector in the order of layout.names",
         )
-    return layout.views(w.detach())
+    return layout.views(w)
 
 
 # -- the probe
 
 
-def saved(run: Callable[[], Any]) -> list[Tensor]:
+def saved(run: Function) -> list[Tensor]:
     """The tensors that an evaluation keeps for its gradient."""
     tensors: list[Tensor] = []
 
@@ -105,7 +105,7 @@ def saved(run: Callable[[], Any]) -> list[Tensor]:
     return tensors
 
 
-def coarsest(run: Callable[[], Any], dtype: torch.dtype) -> torch.dtype:
+def coarsest(run: Function, dtype: torch.dtype) -> torch.dtype:
     """The coarsest floating-point type, ``dtype`` among them, of the numbers that an evaluation keeps for its gradient."""
     dtypes = {dtype, *(t.dtype for t in saved(run) if t.is_floating_point())}
     return max(dtypes, key=lambda d: torch.finfo(d).eps)
@@ -122,14 +122,15 @@ def check(problem: Any) -> tuple[torch.dtype, bool]:
     """
     with problem.guarded():
         x, y = problem.sample()
-        _disturb()
+        # so that random numbers in user code are others, here and in two evaluations (their states are put back)
+        torch.rand(1), np.random.rand(), random.random()
         if not same((x, y), problem.sample()):
             raise FldiagError(
                 f"the data of slice {problem.slice_name!r} change from one reading to the next",
                 "switch augmentation and shuffling off: every reading must give the same",
             )
-        leaf = problem.w.clone().requires_grad_()
-        dtype = coarsest(lambda: problem.call(leaf, tree_map(torch.clone, x)), problem.dtype)
+        leaf, copies = problem.w.clone().requires_grad_(), tree_map(torch.clone, x)
+        dtype = coarsest(partial(problem.call, leaf, copies), problem.dtype)
         tolerance = max(1e-9, min(1e3 * torch.finfo(dtype).eps, 0.1))
         with torch.no_grad():
             _check_model(problem, x, tolerance)
@@ -137,26 +138,20 @@ def check(problem: Any) -> tuple[torch.dtype, bool]:
         return dtype, _is_product_wrong(problem)
 
 
-def _disturb() -> None:
-    """So that random numbers in user code are others (their states are put back)."""
-    torch.rand(1), np.random.rand(), random.random()
-
-
 def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
     """The module's own forward agrees with the function of its weights, layer by layer: with these weights and with moved ones,
     each of which it is given in training mode. It changes nothing, and examples do not depend on each other."""
     before = tree_map(torch.clone, (x, problem.state))
-    module, rng = copy_module(problem.module), torch_rng(0, "weights to move to")
-    noise = F.normalize(torch.randn(problem.w.shape, generator=rng), dim=0).to(problem.w)
-    for w in (problem.w + 0.05 * length_of(problem.w) * noise, problem.w):
-        tensors = problem.state | problem.layout.views(w)
+    w, module, rng = problem.w, copy_module(problem.module), torch_rng(0, "weights to move to")
+    noise = F.normalize(torch.randn(w.shape, generator=rng), dim=0).to(w)
+    for place in (w + 0.05 * (float(w.norm()) or 1.0) * noise, w):
+        tensors = problem.state | problem.layout.views(place)
         module.train()
         for name, t in tensors_of(module).items():
             t.copy_(tensors[name])
         module.eval()
-        own = _outputs(problem, module, {}, x)
-        _disturb()
-        outputs = _outputs(problem, problem.module, tensors, x)
+        own = _outputs(module, {}, x)
+        outputs = _outputs(problem.module, tensors, x)
         wrong = [n for n in own if n in outputs and not same(own[n], outputs[n], tolerance)]
         if "" in wrong:
             raise FldiagError(
@@ -171,20 +166,15 @@ def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
         )
     half, z = count(x) // 2, outputs[""]
     if half and isinstance(z, Tensor):
-        parts = [cut(x, part) for part in (slice(half), slice(half, None))]
-        if not same(join([problem.call(problem.w, part) for part in parts]), z, tolerance):
+        middle = slice(1, half + 1)
+        if not same(problem.call(w, cut(x, middle)), z[middle], tolerance):
             raise FldiagError(
                 "the outputs for an example depend on the others of its batch, or a batch has no axis of examples",
                 "let batch-norm use its running statistics",
             )
 
 
-def length_of(w: Tensor) -> float:
-    """The norm of weights, by which steps are measured; 1 of zeros."""
-    return float(w.norm()) or 1.0
-
-
-def _outputs(problem: Any, module: nn.Module, tensors: Any, x: Tree) -> dict[str, Any]:
+def _outputs(module: nn.Module, tensors: Any, x: Tree) -> dict[str, Any]:
     """Layer -> its outputs with these tensors instead of its own, inner layers first, and the module's under ""."""
     names = {m: n for n, m in module.named_modules()}
     outputs: dict[str, Any] = {}
@@ -193,7 +183,7 @@ def _outputs(problem: Any, module: nn.Module, tensors: Any, x: Tree) -> dict[str
         outputs[names.get(m, type(m).__name__)] = out  # some are made in forward
 
     with register_module_forward_hook(record):
-        torch.func.functional_call(module, tensors, *arguments(problem.forward, x))
+        torch.func.functional_call(module, tensors, *arguments(module, x))
     return outputs
 
 
@@ -201,7 +191,6 @@ def _check_loss(problem: Any, z: Any, y: Tree) -> None:
     """The loss is finite, the same twice, and reads no weights."""
     total = problem.criterion.total
     value, weights = finite(total(z, y)), [(p, p.data) for p in problem.model.parameters()]
-    _disturb()
     try:
         for p, data in weights:
             p.data = 1.1 * data + 0.1
@@ -228,16 +217,16 @@ def _is_product_wrong(problem: Any) -> bool:
     x, y = twin.sample(8)
     shape, rng = (DIRECTIONS + 1, len(twin.w)), torch_rng(0, "probe")
     beside, *ways = F.normalize(torch.randn(shape, dtype=double, generator=rng)).to(twin.w)
-    length = length_of(twin.w)
+    length = float(twin.w.norm()) or 1.0
     at = twin.w + 1e-3 * length * beside
-    gradient = functools.partial(twin.slope, x=x, y=y)
+    gradient = partial(twin.slope, x=x, y=y)
     try:
-        if coarsest(functools.partial(gradient, at), double) != double:
+        if coarsest(partial(gradient, at), double) != double:
             return False
     except FldiagError:  # it takes no double precision
         return False
 
-    def batch(leaves: Tensors) -> tuple[Any, Callable[[Any], Tensor]]:
+    def batch(leaves: Tensors) -> Any:
         return twin.call(leaves["w"], x), lambda z: twin.criterion.total(z, y)
 
     def loss(w: Tensor) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
-import inspect
 import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from types import CodeType
 from typing import Any, Self
 
@@ -95,7 +93,7 @@ class Problem:
     ):
         self.model, self.user_loss, self.remarks = unwrap_model(model), loss, list[str]()
         self.name, self.labels, self.trainable = name, dict(labels or {}), trainable
-        self.dtype, self.memory, self.weight_decay = dtype, int(memory), float(weight_decay)
+        self.dtype, self.memory, self.weight_decay = dtype, memory, weight_decay
         self.layout = Layout.of(self.model, trainable)
         place = next(self.model.parameters()).device
         self.device = place if device is None else torch.device(device_of(device, dtype))
@@ -105,8 +103,7 @@ class Problem:
             if params is not None or buffers is not None:
                 load(self.module, params, buffers)
             self.module.eval()
-        self.n, self.slice_name = int(self.data.n), str(self.data.name)
-        self.forward = inspect.signature(self.module.forward)
+        self.n, self.slice_name = self.data.n, self.data.name
         self.place(tensors_of(self.module))
 
     def place(self, tensors: Tensors) -> None:
@@ -155,8 +152,7 @@ class Problem:
         Raises:
             FldiagError: the weights do not fit.
         """
-        if isinstance(params, Tensor):
-            params = named(params, Layout.of(self.module))
+        params = named(params, Layout.of(self.module))
         tensors = {**self.buffers, **params, **(buffers or {})}
         misfits = [
             n for n, t in self.state.items() if n not in tensors or tensors[n].shape != t.shape
@@ -187,11 +183,11 @@ class Problem:
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
-        functions = [self.user_loss, *(type(m).forward for m in self.module.modules())]
+        code = [*map(code_of, [self.user_loss, *self.module.modules()])]
         about = self.module, self.user_loss, self.layout.names, self.weight_decay, self.dtype
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(text_of(about), [*map(code_of, functions)], self.state, data)
+        return digest(text_of(about), code, self.state, data)
 
     # -- parts of an evaluation
 
@@ -203,24 +199,32 @@ class Problem:
         layers are the same function without gradients, and an error is a FldiagError.
         """
         kind, fast = self.device.type, torch.backends.mha
-        with contextlib.ExitStack() as stack:
-            stack.callback(np.random.set_state, np.random.get_state())
-            stack.callback(random.setstate, random.getstate())
-            stack.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
-            fast.set_fastpath_enabled(False)
-            stack.enter_context(torch.random.fork_rng([self.device] if kind == "cuda" else []))
-            stack.enter_context(torch.autocast(kind, enabled=False))
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            try:
+        numpy, python, is_fast = (
+            np.random.get_state(),
+            random.getstate(),
+            fast.get_fastpath_enabled(),
+        )
+        fast.set_fastpath_enabled(False)
+        precision, attention = torch.autocast(kind, enabled=False), sdpa_kernel(SDPBackend.MATH)
+        try:
+            with (
+                torch.random.fork_rng([self.device] if kind == "cuda" else []),
+                precision,
+                attention,
+            ):
                 yield
-            except FldiagError:
-                raise
-            except Exception as error:  # the user's model, loss or data may raise anything
-                kind = f"{type(error).__name__}: {error}{error_place(error)}"
-                raise FldiagError(
-                    f"model, weights, loss or data failed: {kind}",
-                    "check that they fit each other in shapes, types and names, with labels in range",
-                ) from error
+        except FldiagError:
+            raise
+        except Exception as error:  # the user's model, loss or data may raise anything
+            kind = f"{type(error).__name__}: {error}{error_place(error)}"
+            raise FldiagError(
+                f"model, weights, loss or data failed: {kind}",
+                "check that they fit each other in shapes, types and names, with labels in range",
+            ) from error
+        finally:
+            np.random.set_state(numpy)
+            random.setstate(python)
+            fast.set_fastpath_enabled(is_fast)
 
     def read(self, start: int, stop: int) -> Batch:
         """Examples start..stop-1, fresh from the slice, on the device."""
@@ -241,11 +245,9 @@ class Problem:
         buffers: Tensors | None = None,
     ) -> Any:
         """The model's outputs on x [b, ...] with weights w [P], or by name; and buffers that are not its own."""
-        views = self.layout.views(w) if isinstance(w, Tensor) else w
-        tensors = {**self.state, **views, **(buffers or {})}
-        args = arguments(self.forward, x)
+        tensors = {**self.state, **named(w, self.layout), **(buffers or {})}
         with self.guarded():
-            return torch.func.functional_call(self.module, tensors, *args)
+            return torch.func.functional_call(self.module, tensors, *arguments(self.module, x))
 
     def slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
@@ -258,7 +260,7 @@ class Problem:
         """The loss as two sums."""
         x, y = self.sample()
         with self.guarded(), torch.no_grad():
-            return as_sums(self.user_loss, functools.partial(self.call, self.w), x, y)
+            return as_sums(self.user_loss, partial(self.call, self.w), x, y)
 
     def probe(self) -> None:
         """Check once that loss and derivatives are what they seem. Raises FldiagError naming what is wrong."""
@@ -295,8 +297,7 @@ class Problem:
         keeps_graph = not self.by_differences  # the probe first: it is not counted
 
         def count_bytes(examples: int) -> int:
-            x, y = self.sample(examples)
-            tensors = saved(lambda: self.slope(self.w, x, y, keeps_graph))
+            tensors = saved(lambda: self.slope(self.w, *self.sample(examples), keeps_graph))
             storages = [t.untyped_storage() for t in tensors]
             return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
@@ -319,12 +320,9 @@ class Problem:
     @cached_property
     def batch(self) -> Callable[[int], Batch]:
         """Number -> batch, kept for the next evaluation where all of them fit a quarter of the memory."""
-
-        def read(i: int) -> Batch:
-            return self.read(*self.bounds[i])
-
-        size = len(self.bounds) * sum(t.nbytes for t in tree_leaves(read(0)))
-        return functools.cache(read) if size <= self.memory / 4 else read
+        size = sum(t.nbytes for t in tree_leaves(self.read(*self.bounds[0])))
+        keep = lru_cache(self.memory // 4 // max(1, size))
+        return keep(lambda i: self.read(*self.bounds[i]))
 
     def batches(self) -> Iterator[Batch]:
         """The slice, batch by batch."""
@@ -361,10 +359,13 @@ class Problem:
 
         Raises FldiagError where nothing counts.
         """
-        loss = self.criterion
         with torch.no_grad(), self.guarded():
             batches = [
-                (loss.sums(z, y), loss.each(z, y), answers(self.user_loss, z, y))
+                (
+                    self.criterion.sums(z, y),
+                    self.criterion.each(z, y),
+                    answers(self.user_loss, z, y),
+                )
                 for z, y in self.evaluate(w, buffers)
             ]
         sums, singles, replies = zip(*batches, strict=True)
@@ -374,13 +375,11 @@ class Problem:
         penalty = self.weight_decay / 2 * float(self._vector(w).double().square().sum())
         each = counts = right = labels = None
         if None not in singles:
-            parts = zip(*singles, strict=True)
-            each, counts = (self.n / weight * torch.cat(part) for part in parts)
+            each, counts = (self.n / weight * part for part in join(singles))
             each = each + penalty * counts
         if None not in replies:
-            rights, numbers = zip(*replies, strict=True)
-            labels = sum(numbers)
-            right = torch.cat(rights).double() * (self.n / int(labels.sum()))
+            right, labels = join(replies)
+            right, labels = right.double() * (self.n / int(labels.sum())), labels.sum(0)
         return Scores(total / weight + penalty, each, right, counts, labels, weight)
 
     @cached_property
@@ -439,16 +438,15 @@ class Problem:
             return Differences(self.gradient, at, self.layout.sizes)
         views, weight = self.layout.views(at), self.centre.weight
 
-        def batch(i: int, leaves: Tensors) -> tuple[Any, Callable[[Any], Tensor]]:
+        def batch(i: int, leaves: Tensors) -> Any:
             x, y = self.batch(i)
             share = self.guarded()(lambda z: self.criterion.total(z, y) / weight)
             return self.call({**views, **leaves}, x), share
 
-        batches = [functools.partial(batch, i) for i in range(len(self.bounds))]
+        batches = [partial(batch, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
-        leaves = {n: views[n] for n in names}
-        keep, shift = self.memory // 2 // graph, self.weight_decay
-        return Curvature(batches, leaves, matrix=matrix, keep=keep, shift=shift)
+        options: Any = {"keep": self.memory // 2 // graph, "shift": self.weight_decay}
+        return Curvature(batches, {n: views[n] for n in names}, matrix=matrix, **options)
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
@@ -467,15 +465,17 @@ class Problem:
         """The names of the tensors that match a pattern. Raises FldiagError where none does."""
         names = fnmatch.filter(self.layout.names, pattern)
         if not names:
-            text = f"{pattern!r} matches no parameter"
-            raise FldiagError(text, nearest(pattern, self.layout.names), usage=True)
+            remedy = nearest(pattern, self.layout.names)
+            raise FldiagError(f"{pattern!r} matches no parameter", remedy, usage=True)
         return names
 
 
 def channels_last(tensors: Tensors) -> dict[str, Tensor]:
     """With the channels of images and kernels last in memory."""
-    form = torch.channels_last
-    return {n: t.clone(memory_format=form) if t.ndim == 4 else t for n, t in tensors.items()}
+    return {
+        n: t.clone(memory_format=torch.channels_last) if t.ndim == 4 else t
+        for n, t in tensors.items()
+    }
 
 
 def code_of(function: Any) -> str:
@@ -486,16 +486,16 @@ def code_of(function: Any) -> str:
     function = getattr(function, "func", function)
     if not hasattr(function, "__code__"):
         function = getattr(type(function), "forward", type(function).__call__)
-    cells = getattr(function, "__closure__", None) or ()
-    defaults = getattr(function, "__defaults__", None)
-    return text_of([function, *(c.cell_contents for c in cells), defaults])
+    parts = ("__code__", "__defaults__", "__closure__")
+    return text_of([getattr(function, part, None) for part in parts])
 
 
 def text_of(value: Any) -> str:
     """A value as text, the same in every process; of a function byte code, constants and names, without places in files."""
-    code = getattr(value, "__code__", value)
-    if isinstance(code, CodeType):
-        code = code.co_code.hex(), code.co_consts, code.co_names
-    if isinstance(code, (tuple, list)):
-        return str([*map(text_of, code)])
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(code))
+    for name in ("cell_contents", "__code__"):
+        value = getattr(value, name, value)
+    if isinstance(value, CodeType):
+        value = value.co_code.hex(), value.co_consts, value.co_names
+    if isinstance(value, (tuple, list)):
+        return str([*map(text_of, value)])
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -290,7 +289,7 @@ def with_packed_inputs(module: nn.Module, content: Any) -> nn.Module:
 
 def _unpack(layout: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     inputs = unpack(args[0], layout, next(module.parameters()).dtype)
-    return arguments(inspect.signature(module.forward), inputs)
+    return arguments(module, inputs)
 
 
 def logits_of(module: nn.Module, args: Any, output: Any) -> Tensor:

@@ -214,7 +214,7 @@ def test_diagonals_are_exact_where_outputs_are_piecewise_linear_in_the_layer(nam
     result, true = diagonal(p, max_products=20), p.dense().diagonal()
     assert result.is_exact() == all_layers
     start = 0
-    for tensor, values in result.values.items():
+    for tensor, (values, *_) in result.tensors.items():
         part = true[start : (start := start + len(values))]
         if result.part([tensor]).is_exact():
             torch.testing.assert_close(values, part, rtol=1e-4, atol=1e-6)
@@ -248,7 +248,7 @@ def test_a_weight_that_is_used_beside_its_layer_has_its_own_diagonal():
 def test_a_scatter_is_that_of_ten_random_vectors_or_more():
     p = fldiag.Problem(mlp().double(), F.cross_entropy, (X.double(), Y), dtype=torch.float64)
     result = diagonal(p, max_products=24, rtol=0.99)
-    assert [len(s) for s in result.samples.values()] == [10, 10]
+    assert [len(s) for s in result.samples] == [10, 10]
 
 
 def test_a_layer_without_a_rule_leaves_the_others_exact():
