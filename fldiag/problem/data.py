@@ -51,7 +51,7 @@ class IndexedSlice:
     """Examples of a data set that are read by index, and combined by ``collate``, whenever a batch is needed."""
 
     dataset: Any
-    collate: Callable[[list[Any]], Any] = default_collate
+    collate: Function = default_collate
     name: str = "data"
 
     @property

@@ -107,14 +107,10 @@ class Problem:
         self.place(tensors_of(self.module))
 
     def place(self, tensors: Tensors) -> None:
-        """Take copies of all the model's tensors, by name, in the problem's precision."""
+        """Take copies of all the model's tensors, by name, in the problem's precision; ``w`` [P] are the weights."""
         copies = {n: t.detach().clone() for n, t in tensors.items()}
         self.state = convert(copies, self.dtype, self.device)
-
-    @cached_property
-    def w(self) -> Tensor:
-        """The weights [P]."""
-        return self.layout.row(self.state)
+        self.w = self.layout.row(self.state)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -161,7 +157,7 @@ class Problem:
             raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
         # with what was computed once and does not depend on weights
         problem = object.__new__(type(self))
-        own = ("w", "centre", "noise")
+        own = ("centre", "noise")
         vars(problem).update({k: v for k, v in vars(self).items() if k not in own})
         problem.place({n: tensors[n] for n in self.state})
         problem.name = self.name if name is None else name
@@ -333,9 +329,7 @@ class Problem:
 
     # -- evaluations
 
-    def evaluate(
-        self, w: Tensor | None = None, buffers: Tensors | None = None
-    ) -> Iterator[tuple[Any, Tree]]:
+    def evaluate(self, w: Tensor | None = None, buffers: Tensors | None = None) -> Iterator[Batch]:
         """The model's outputs and the targets of every batch at w [P] (default: ``.w``), without gradients."""
         self.probe()
         views = self.layout.views(self._vector(w))
@@ -389,7 +383,7 @@ class Problem:
         finite(torch.tensor(scores.loss))
         return scores
 
-    def outputs(self) -> tuple[Any, Tree]:
+    def outputs(self) -> Batch:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
         return join(list(self.evaluate()))
 
