@@ -49,8 +49,8 @@ def diagnose(
         cache: a folder in which the table is stored under a digest of everything it depends on. A repeated call reads and
             verifies it.
         progress: is called with done, total and what is being done; in a notebook, a bar by default.
-        tell: is told remarks in words, such as what a cache had damaged. Without it, a model that is no better than a guess is a
-            warning of Python.
+        tell: is told remarks in words, such as what a cache had damaged. Without it, a model that ``forgetting`` or
+            ``fairness`` finds no better than a guess is a warning of Python.
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only a run or checkpoint names it;
             the consent holds until the process ends.
         trust_file: as for ``load``, of the paths.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -90,7 +89,7 @@ def as_slice(data: Any) -> Any:
             batches = data if isinstance(data, list) and data and not _is_array(data[0]) else [data]
             data = TensorSlice(*join([*map(pair, batches)]))
     if data.n < 1:
-        raise FldiagError("the data are empty", "give at least one example", usage=True)
+        raise FldiagError("the data are empty", usage=True)
     return data
 
 
@@ -120,7 +119,7 @@ def is_split(data: Any) -> bool:
 
 
 def _is_array(part: Any) -> bool:
-    return isinstance(part, (Tensor, np.ndarray))
+    return hasattr(part, "shape")
 
 
 def count(tree: Tree) -> int:
@@ -156,7 +155,7 @@ def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
 
 def describe(tree: Tree) -> str:
     """Shapes, and what has none as it is."""
-    return str(tree_map(lambda leaf: list(leaf.shape) if _is_array(leaf) else leaf, tree))
+    return str(tree_map(lambda leaf: getattr(leaf, "shape", leaf), tree))
 
 
 def arguments(module: nn.Module, x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -61,9 +61,16 @@ def eigenpairs(
     operator = problem.hessian(matrix=matrix, names=names)
     # vectors of each of the two sequences
     limit = min(max(100, 3 * k + 20), problem.rows_in_memory(operator.size))
-    options |= {"limit": limit, "noise": problem.noise}
-    options |= {"device": problem.device, "dtype": problem.dtype}
-    return lanczos(operator, operator.size, k, **options)
+    return lanczos(
+        operator,
+        operator.size,
+        k,
+        limit=limit,
+        noise=problem.noise,
+        device=problem.device,
+        dtype=problem.dtype,
+        **options,
+    )
 
 
 # -- exact diagonals
@@ -263,8 +270,8 @@ class Diagonal:
         value = math.fsum(float(values.sum()) for values, *_ in self.tensors.values())
         if self.is_exact():
             return value, None
-        error = stderr_of(torch.stack(self.samples).sum(0))
-        return value, math.hypot(error, self.noise * value)
+        samples = torch.stack(self.samples).sum(0)
+        return value, math.hypot(stderr_of(samples), self.noise * value)
 
     def norm(self) -> tuple[float, float | None]:
         """The Euclidean norm, without the part that noise adds to it, and its standard error to first order."""
@@ -304,12 +311,11 @@ def diagonal(
     Raises:
         FldiagError: the loss or its curvature is not finite.
     """
-    assert math.isfinite(problem.centre.loss)
     exact, names = exact_sums(problem), problem.layout.names
     tensors = {n: (v, torch.zeros_like(v), v[:0]) for n, v in exact.items()}
     products, is_close = 0, True
     if rest := [n for n in names if n not in exact]:
-        operator, known = problem.hessian(names=rest), [*exact.values()]
+        operator = problem.hessian(names=rest)
         if operator.size <= max_products:  # a product an entry
             products, mean = operator.size, problem.dense(rest).diagonal()
             error, traces = torch.zeros_like(mean), mean.new_empty(0, len(rest))
@@ -318,10 +324,13 @@ def diagonal(
             for mean, error, traces in estimates(
                 operator, steps, seed, problem.noise, problem.device
             ):
-                sums = sum(float(v.sum()) for v in known) + traces.sum(1)
+                sums = sum(float(v.sum()) for v in exact.values()) + traces.sum(1)
                 spread, size = stderr_of(sums), abs(float(sums.mean()))
                 if entries and len(sums) > 1:
-                    spread, size = float(error.norm()), float(torch.cat([*known, mean]).norm())
+                    spread, size = (
+                        float(error.norm()),
+                        float(torch.cat([*exact.values(), mean]).norm()),
+                    )
                 is_close, products = spread <= rtol * size, operator.products
                 if progress:
                     progress(products, max_products, "trace by probes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from fldiag.errors import FldiagError
 from fldiag.losses import IGNORED, form_of, is_probabilities, multi_label
 from fldiag.problem.data import Function, Tree, count, cut, describe
-from fldiag.results.summary import guess_accuracy
 from fldiag.results.table import Row
 
 
@@ -44,9 +43,9 @@ class Loss:
     def each(self, z: Any, y: Tree) -> tuple[Tensor, Tensor] | None:
         """Total and count of every example [b] in float64; None where the loss cannot be taken one by one."""
 
-        def one(*example: Tree) -> Sequence[Tensor]:
-            sums = self.sums(*cut(example, None))  # type: ignore[arg-type]
-            return [torch.as_tensor(t, dtype=torch.float64) for t in sums]
+        def one(*example: Tree) -> Any:
+            batch = cut(example, None)  # type: ignore[arg-type]
+            return [torch.as_tensor(t, dtype=torch.float64) for t in self.sums(*batch)]
 
         try:
             totals, counts = (self.single or torch.func.vmap(one))(z, y)
@@ -111,7 +110,7 @@ def _count_labels(first: int, y: Tree) -> Tensor:
 def _mean(loss: Function, count: Function, what: str = "examples") -> Loss:
     """A mean over what ``count`` counts, as sums. The mean over nothing, NaN, is a sum of 0."""
 
-    def sums(z: Any, y: Tree) -> Sequence[Any]:
+    def sums(z: Any, y: Tree) -> Any:
         number = count(y)
         return loss(z, y).reshape(()) * number if number else torch.zeros(()), number
 
@@ -135,7 +134,7 @@ def _entropy(
     ignore_index: int = IGNORED,
     **options: Any,
 ) -> Loss:
-    def single(z: Tensor, y: Tensor) -> Sequence[Tensor]:
+    def single(z: Tensor, y: Tensor) -> Any:
         z = _with_classes_second(z, y)
         common: Any = {"weight": None if weight is None else weight.to(z), "reduction": "none"}
         common["ignore_index"] = ignore_index
@@ -164,7 +163,6 @@ class Scores:
         right: 1 where the answer is right and else 0 [n] in float64; with several labels an example their number, scaled so that
             the mean is over all labels. None where the loss is no classification.
         counts: by how much every example counts [n], 1 on average.
-        labels: how often each class is the label [classes].
         weight: what was divided by.
     """
 
@@ -172,7 +170,6 @@ class Scores:
     each: Tensor | None
     right: Tensor | None
     counts: Tensor | None = None
-    labels: Tensor | None = None
     weight: float = 1.0
 
     @property
@@ -189,23 +186,24 @@ class Scores:
         return float(rest.double().std()) / math.sqrt(len(each)) if len(each) > 1 else None
 
     def rows(self, problem: Any) -> list[Row]:
-        """Rows ``loss`` and, of a classification, ``accuracy``, with that of a guess; standard errors over the examples."""
+        """Rows ``loss`` and, of a classification, ``accuracy``; standard errors over the examples."""
         metrics = {"loss": self}
         if self.right is not None:
             metrics["accuracy"] = Scores(float(self.right.mean()), self.right, None)
-        rows: list[Row] = [
-            {"estimator": "exact", "inputs": problem.inputs, "metric": metric}
-            | {"value": scores.loss, "stderr": scores.stderr}
+        return [
+            {
+                "estimator": "exact",
+                "inputs": problem.inputs,
+                "metric": metric,
+                "value": scores.loss,
+                "stderr": scores.stderr,
+            }
             for metric, scores in metrics.items()
         ]
-        if self.labels is not None:
-            shares = (self.labels / self.labels.sum()).tolist()
-            rows[-1]["guess"] = guess_accuracy(shares, problem.slice_name)
-        return rows
 
 
-def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
-    """How many answers of each example are right [b], and how often each class is the label [1, classes].
+def answers(loss: Any, z: Any, y: Any) -> list[Tensor] | None:
+    """How many answers of each example are right, and how many it has [b].
 
     The answer is the class of the largest output; of a binary cross entropy, whether each output is positive. None where the
     targets are no numbers of classes, nor one-hot or soft labels.
@@ -227,5 +225,4 @@ def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
     labels = y.masked_fill(y == options.get("ignore_index", IGNORED), -1)
     if z[:, 0].shape != y.shape or int(labels.max()) >= z.shape[1]:
         return None
-    right = (z.argmax(1) == labels).reshape(len(y), -1).sum(1)
-    return right, labels[labels >= 0].bincount(minlength=z.shape[1])[None]
+    return [t.reshape(len(y), -1).sum(1) for t in (z.argmax(1) == labels, labels >= 0)]

@@ -34,9 +34,8 @@ DIRECTIONS = 3
 
 def copy_module(module: nn.Module) -> nn.Module:
     """A copy; results of forward that the module keeps as attributes, as weight_norm does, lose their graph."""
-    values = [v for m in module.modules() for v in vars(m).values()]
-    results = [v for v in values if isinstance(v, Tensor) and not v.is_leaf]
-    return copy.deepcopy(module, {id(v): v.detach().clone() for v in results})
+    values = [v for m in module.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    return copy.deepcopy(module, {id(v): v.detach().clone() for v in values if not v.is_leaf})
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -57,8 +56,8 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
         FldiagError: they hold two values of one tied tensor.
     """
     own = module.state_dict(keep_vars=True)
-    tensors = named(own if params is None else params, Layout.of(module))
-    state, _ = state_dict.without_prefix(dict(tensors), module)
+    tensors = dict(named(own if params is None else params, Layout.of(module)))
+    state, _ = state_dict.without_prefix(tensors, module)
     state |= buffers or {}
     for name, b in module.named_buffers():
         if name in state and name not in own:  # a buffer that is not persistent
@@ -71,8 +70,7 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
         other = first.get(id(t), name)
         if other in state and not same(state[other], state.setdefault(name, state[other])):
             raise FldiagError(
-                f"{other} and {name} are one tensor of the model, and two different ones here",
-                "give the weights of this very architecture",
+                f"{other} and {name} are one tensor of the model, and two different ones here"
             )
     module.load_state_dict(state)
 
@@ -131,10 +129,22 @@ def check(problem: Any) -> tuple[torch.dtype, bool]:
             )
         leaf, copies = problem.w.clone().requires_grad_(), tree_map(torch.clone, x)
         dtype = coarsest(partial(problem.call, leaf, copies), problem.dtype)
-        tolerance = max(1e-9, min(1e3 * torch.finfo(dtype).eps, 0.1))
         with torch.no_grad():
-            _check_model(problem, x, tolerance)
-            _check_loss(problem, problem.call(problem.w, x), y)
+            _check_model(problem, x, max(1e-9, min(1e3 * torch.finfo(dtype).eps, 0.1)))
+            z, total = problem.call(problem.w, x), problem.criterion.total
+            value, weights = finite(total(z, y)), [(p, p.data) for p in problem.model.parameters()]
+            try:
+                for p, data in weights:
+                    p.data = 1.1 * data + 0.1
+                again = total(z, y)
+            finally:
+                for p, data in weights:
+                    p.data = data
+        if not same(value, again, 1e-6):
+            raise FldiagError(
+                "the loss of the same outputs changes, from one evaluation to the next or with the model's weights",
+                "make it deterministic, and give a penalty as weight_decay or add it in the model's forward",
+            )
         return dtype, _is_product_wrong(problem)
 
 
@@ -161,9 +171,7 @@ def _check_model(problem: Any, x: Tree, tolerance: float) -> None:
                 "composed at every call",
             )
     if not same(before, (x, problem.state)):
-        raise FldiagError(
-            "the model changes its inputs, weights or buffers", "leave them in forward"
-        )
+        raise FldiagError("the model changes its inputs, weights or buffers in forward")
     half, z = count(x) // 2, outputs[""]
     if half and isinstance(z, Tensor):
         middle = slice(1, half + 1)
@@ -178,31 +186,12 @@ def _outputs(module: nn.Module, tensors: Any, x: Tree) -> dict[str, Any]:
     """Layer -> its outputs with these tensors instead of its own, inner layers first, and the module's under ""."""
     names = {m: n for n, m in module.named_modules()}
     outputs: dict[str, Any] = {}
-
-    def record(m: nn.Module, args: Any, out: Any) -> None:
-        outputs[names.get(m, type(m).__name__)] = out  # some are made in forward
-
-    with register_module_forward_hook(record):
+    # some modules are made in forward, and have no name
+    with register_module_forward_hook(
+        lambda m, _, out: outputs.update({names.get(m, type(m).__name__): out})
+    ):
         torch.func.functional_call(module, tensors, *arguments(module, x))
     return outputs
-
-
-def _check_loss(problem: Any, z: Any, y: Tree) -> None:
-    """The loss is finite, the same twice, and reads no weights."""
-    total = problem.criterion.total
-    value, weights = finite(total(z, y)), [(p, p.data) for p in problem.model.parameters()]
-    try:
-        for p, data in weights:
-            p.data = 1.1 * data + 0.1
-        again = total(z, y)
-    finally:
-        for p, data in weights:
-            p.data = data
-    if not same(value, again, 1e-6):
-        raise FldiagError(
-            "the loss of the same outputs changes, from one evaluation to the next or with the model's weights",
-            "make it deterministic, and give a penalty as weight_decay or add it in the model's forward",
-        )
 
 
 def _is_product_wrong(problem: Any) -> bool:
@@ -215,8 +204,9 @@ def _is_product_wrong(problem: Any) -> bool:
     twin.module, twin.dtype = copy_module(problem.module).to(double), double
     twin.place(problem.state)
     x, y = twin.sample(8)
-    shape, rng = (DIRECTIONS + 1, len(twin.w)), torch_rng(0, "probe")
-    beside, *ways = F.normalize(torch.randn(shape, dtype=double, generator=rng)).to(twin.w)
+    rng = torch_rng(0, "probe")
+    rows = torch.randn(DIRECTIONS + 1, len(twin.w), dtype=double, generator=rng)
+    beside, *ways = F.normalize(rows).to(twin.w)
     length = float(twin.w.norm()) or 1.0
     at = twin.w + 1e-3 * length * beside
     gradient = partial(twin.slope, x=x, y=y)

@@ -22,7 +22,17 @@ from fldiag.curvature.operator import Curvature, Differences, finite, slopes
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
 from fldiag.params import Layout, unwrap_model
-from fldiag.problem.data import Batch, Tensors, Tree, arguments, as_slice, convert, join, same
+from fldiag.problem.data import (
+    Batch,
+    Function,
+    Tensors,
+    Tree,
+    arguments,
+    as_slice,
+    convert,
+    join,
+    same,
+)
 from fldiag.problem.loss import Loss, Scores, answers, as_sums
 from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of
 from fldiag.results.provenance import digest
@@ -131,7 +141,7 @@ class Problem:
         params: Tensor | Tensors,
         buffers: Tensors | None = None,
         *,
-        name: str | None = None,
+        name: str = "",
         labels: Mapping[str, Any] | None = None,
     ) -> Self:
         """The same loss on the same examples around other weights.
@@ -157,20 +167,20 @@ class Problem:
             raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
         # with what was computed once and does not depend on weights
         problem = object.__new__(type(self))
-        own = ("centre", "noise")
-        vars(problem).update({k: v for k, v in vars(self).items() if k not in own})
+        own = {k: v for k, v in vars(self).items() if k not in ("centre", "noise")}
+        vars(problem).update(own)
         problem.place({n: tensors[n] for n in self.state})
-        problem.name = self.name if name is None else name
-        problem.labels = dict(self.labels if labels is None else labels)
+        problem.name, problem.labels = name or self.name, dict(labels or self.labels)
         problem.remarks = [*self.remarks]
         return problem
 
     @property
     def common(self) -> Row:
         """The columns that every row of this problem's tables shares."""
-        decay = {"weight_decay": self.weight_decay} if self.weight_decay else {}
-        about = {"run": self.name, "slice": self.slice_name, "n_examples": self.n}
-        return {**about, **decay, **self.labels}
+        about: Row = {"run": self.name, "slice": self.slice_name, "n_examples": self.n}
+        if self.weight_decay:
+            about["weight_decay"] = self.weight_decay
+        return about | self.labels
 
     @property
     def inputs(self) -> str:
@@ -179,11 +189,11 @@ class Problem:
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
-        code = [*map(code_of, [self.user_loss, *self.module.modules()])]
         about = self.module, self.user_loss, self.layout.names, self.weight_decay, self.dtype
+        code = [text_of(about), *map(code_of, [self.user_loss, *self.module.modules()])]
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(text_of(about), code, self.state, data)
+        return digest(code, self.state, data)
 
     # -- parts of an evaluation
 
@@ -225,21 +235,14 @@ class Problem:
     def read(self, start: int, stop: int) -> Batch:
         """Examples start..stop-1, fresh from the slice, on the device."""
         with self.guarded():
-            x, y = convert(self.data.batch(start, stop), self.dtype, self.device)
-        is_short = isinstance(y, Tensor) and not y.is_floating_point() and y.dtype != torch.bool
-        return x, y.long() if is_short else y
+            return convert(self.data.batch(start, stop), self.dtype, self.device)
 
     def sample(self, most: int = 32) -> Batch:
         """Up to ``most`` examples in four runs over the slice, which is often sorted by class."""
         starts = [i * self.n // 4 for i in range(4)] if self.n > most else [0]
         return join([self.read(start, start + most // len(starts)) for start in starts])
 
-    def call(
-        self,
-        w: Tensor | Tensors,
-        x: Tree,
-        buffers: Tensors | None = None,
-    ) -> Any:
+    def call(self, w: Tensor | Tensors, x: Tree, buffers: Tensors | None = None) -> Any:
         """The model's outputs on x [b, ...] with weights w [P], or by name; and buffers that are not its own."""
         tensors = {**self.state, **named(w, self.layout), **(buffers or {})}
         with self.guarded():
@@ -314,7 +317,7 @@ class Problem:
         return self.memory // 4 // (8 * size)
 
     @cached_property
-    def batch(self) -> Callable[[int], Batch]:
+    def batch(self) -> Function:
         """Number -> batch, kept for the next evaluation where all of them fit a quarter of the memory."""
         size = sum(t.nbytes for t in tree_leaves(self.read(*self.bounds[0])))
         keep = lru_cache(self.memory // 4 // max(1, size))
@@ -329,24 +332,22 @@ class Problem:
 
     # -- evaluations
 
+    @torch.no_grad()
     def evaluate(self, w: Tensor | None = None, buffers: Tensors | None = None) -> Iterator[Batch]:
         """The model's outputs and the targets of every batch at w [P] (default: ``.w``), without gradients."""
         self.probe()
-        views = self.layout.views(self._vector(w))
-        views = channels_last(views) if self._takes_channels_last else views
+        views = self._arrange(self.layout.views(self._vector(w)))
         for x, y in self.batches():
-            with torch.no_grad():
-                outputs = self.call(views, x, buffers)
-            yield outputs, y
+            yield self.call(views, x, buffers), y
 
     @cached_property
-    def _takes_channels_last(self) -> bool:
-        """Convolutions without gradients run up to twice as fast so; a model that uses view() may refuse."""
-        x, _ = self.sample(8)
-        views = self.layout.views(self.w)
+    def _arrange(self) -> Function:
+        """Channels last: convolutions without gradients run up to twice as fast; a model that uses view() may refuse."""
+        (x, _), views = self.sample(8), self.layout.views(self.w)
         with contextlib.suppress(FldiagError), torch.no_grad():
-            return same(self.call(channels_last(views), x), self.call(views, x), 1e-4)
-        return False
+            if same(self.call(channels_last(views), x), self.call(views, x), 1e-4):
+                return channels_last
+        return dict
 
     def scores(self, w: Tensor | None = None, buffers: Tensors | None = None) -> Scores:
         """Loss and right answers at w [P] (default: ``.w``), of one forward pass.
@@ -365,16 +366,16 @@ class Problem:
         sums, singles, replies = zip(*batches, strict=True)
         total, weight = (math.fsum(map(float, part)) for part in zip(*sums, strict=True))
         if not weight > 0:
-            raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
+            raise FldiagError("the loss counts none of the targets")
         penalty = self.weight_decay / 2 * float(self._vector(w).double().square().sum())
-        each = counts = right = labels = None
+        each = counts = right = None
         if None not in singles:
             each, counts = (self.n / weight * part for part in join(singles))
             each = each + penalty * counts
         if None not in replies:
-            right, labels = join(replies)
-            right, labels = right.double() * (self.n / int(labels.sum())), labels.sum(0)
-        return Scores(total / weight + penalty, each, right, counts, labels, weight)
+            right, answered = join(replies)
+            right = right.double() * (self.n / int(answered.sum()))
+        return Scores(total / weight + penalty, each, right, counts, weight)
 
     @cached_property
     def centre(self) -> Scores:
@@ -398,8 +399,7 @@ class Problem:
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w [P] (default: ``.w``), [P] in float64."""
-        at = self._vector(w)
-        weight = self.centre.weight
+        at, weight = self._vector(w), self.centre.weight
         total = weight * self.weight_decay * at.double()
         for x, y in self.batches():
             total += self.slope(at, x, y)
@@ -439,8 +439,8 @@ class Problem:
 
         batches = [partial(batch, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
-        options: Any = {"keep": self.memory // 2 // graph, "shift": self.weight_decay}
-        return Curvature(batches, {n: views[n] for n in names}, matrix=matrix, **options)
+        leaves, keep = {n: views[n] for n in names}, self.memory // 2 // graph
+        return Curvature(batches, leaves, matrix=matrix, keep=keep, shift=self.weight_decay)
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
@@ -480,8 +480,9 @@ def code_of(function: Any) -> str:
     function = getattr(function, "func", function)
     if not hasattr(function, "__code__"):
         function = getattr(type(function), "forward", type(function).__call__)
-    parts = ("__code__", "__defaults__", "__closure__")
-    return text_of([getattr(function, part, None) for part in parts])
+    return text_of(
+        [getattr(function, f"__{part}__", None) for part in ("code", "defaults", "closure")]
+    )
 
 
 def text_of(value: Any) -> str:

@@ -47,7 +47,6 @@ FORMS = {
     "a loader": DataLoader(TensorDataset(X, Y), batch_size=7),
     "a shuffled loader": DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True),
     "batches": [(X[:9], Y[:9]), (X[9:], Y[9:])],
-    "bytes": (X, Y.to(torch.uint8)),
 }
 
 
