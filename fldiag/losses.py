@@ -14,11 +14,12 @@ FedSOL is Lee et al., "FedSOL: Stabilized Orthogonal Learning with Proximal Rest
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
@@ -29,6 +30,14 @@ from fldiag.sections import Proximal, Rule
 GUARD = 1e-12
 #: Label of what counts for nothing: transformers' models and torch's losses pass over it unless told otherwise.
 IGNORED = -100
+
+#: Modules that are functions of torch, and the options that these have in common.
+FUNCTIONS = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.NLLLoss: F.nll_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+}
+OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing")
 
 
 # -- losses of a model's outputs
@@ -105,6 +114,23 @@ def model_loss(outputs: Any, batch: Any) -> Tensor:
 def multi_label(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Binary cross entropy of logits [..., C] and labels 0 or 1 of every class [..., C]."""
     return F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction=reduction)
+
+
+def is_probabilities(y: Tensor) -> bool:
+    """Whether each row of targets [n, classes] holds probabilities of classes: one-hot or soft labels."""
+    if not y.is_floating_point() or y.ndim != 2 or y.shape[1] < 2:
+        return False
+    return bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
+
+
+def form_of(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """The function that a loss is, and its options, where it is one of torch or partial."""
+    if type(loss) in FUNCTIONS:
+        options = {name: getattr(loss, name) for name in OPTIONS if hasattr(loss, name)}
+        return FUNCTIONS[type(loss)], options
+    if isinstance(loss, functools.partial) and not loss.args:
+        return loss.func, dict(loss.keywords)
+    return loss, {}
 
 
 def name_of(loss: Callable[..., Any]) -> str:

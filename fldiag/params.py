@@ -31,12 +31,10 @@ class Layout:
         """Of all parameters, or of the ``trainable`` ones alone (``requires_grad``).
 
         Raises FldiagError for a module without weights, and for one that only wraps the module that is meant."""
-        parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        compiled = isinstance(getattr(module, "_orig_mod", None), nn.Module)  # by torch.compile
-        if parallel or compiled:
+        if unwrap_model(module) is not module:
             raise FldiagError(
                 f"the model is a {type(module).__name__}, which wraps the module itself",
-                f"give the module within: model.{'module' if parallel else '_orig_mod'}",
+                "give the module within: model.module or model._orig_mod",
                 usage=True,
             )
         parameters = list(module.named_parameters())
@@ -148,6 +146,13 @@ class Layout:
             return 0, self.size
         cut = self.size - self.head_size
         return (0, cut) if part == "body" else (cut, self.size)
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The module inside torch.compile, DataParallel and the like."""
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = getattr(model, "module" if parallel else "_orig_mod", None)
+    return unwrap_model(inner) if isinstance(inner, nn.Module) else model
 
 
 def flatten(module: nn.Module) -> Tensor:

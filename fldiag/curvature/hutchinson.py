@@ -6,6 +6,7 @@ halves the error of the rest (Meyer et al., "Hutch++", 2021).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -52,3 +53,8 @@ def estimates(
         mean = mean + step / n
         scatter = scatter + step * (sample - mean)
         yield mean, (scatter / max(1, n - 1) / n).sqrt(), torch.stack(traces)
+
+
+def stderr_of(samples: Tensor) -> float:
+    """The standard error of the mean of numbers [n]; infinite of one."""
+    return float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.inf

@@ -175,11 +175,12 @@ class Differences:
         return False
 
 
-def finite(product: Tensor) -> Tensor:
-    """The product. Raises FldiagError where it holds NaN or infinity."""
-    if not bool(torch.isfinite(product.norm())):
+def finite(value: Tensor) -> Tensor:
+    """The value. Raises FldiagError where it holds NaN or infinity."""
+    if not bool(torch.isfinite(value.norm())):
         raise FldiagError(
-            "a gradient or Hessian-vector product is not finite: the training diverged, or there is a root or logarithm at 0",
+            "the loss, its gradient or a product with its Hessian is not finite: the training diverged, the data hold NaN, no "
+            "label counts, or there is a root or logarithm at 0",
             "use dtype float64, or weights from before that; keep arguments off 0, for example sqrt(x + 1e-12)",
         )
-    return product
+    return value

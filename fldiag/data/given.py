@@ -16,8 +16,8 @@ from fldiag.data import Dataset
 from fldiag.data.arrays import pack
 from fldiag.data.partition import read_partition
 from fldiag.errors import FldiagError
+from fldiag.losses import is_probabilities
 from fldiag.problem.data import IndexedSlice, as_slice, cut, is_split, join
-from fldiag.problem.loss import is_probabilities
 
 #: Client -> sorted indices of its training examples.
 Parts = dict[int, np.ndarray]

@@ -234,6 +234,9 @@ def load(
     Raises:
         FldiagError: the file is damaged, foreign or unsafe.
     """
+    if not isinstance(path, (str, Path)):
+        what = f"a {type(path).__name__} is not a path"
+        raise FldiagError(what, "give a run folder or a checkpoint file", usage=True)
     path = Path(path)
     user_code.allow(allow_code)
     if trust_file:
@@ -306,7 +309,7 @@ def open_subject(target: Any, options: SubjectOptions, diagnostic: str = "") -> 
         return target
     if not isinstance(target, Run) and (kind is History or not isinstance(target, Checkpoint)):
         what = f"a {type(target).__name__} cannot be diagnosed by {diagnostic}"
-        remedy = "give a run, or for its weights a checkpoint or fldiag.Problem(net, loss, (x, y))"
+        remedy = "give a run; of weights also a checkpoint or fldiag.Problem(net, loss, (x, y))"
         raise FldiagError(what, remedy, usage=True)
     if not isinstance(options, OpenedOptions):
         return copy(target)  # type: ignore[return-value]

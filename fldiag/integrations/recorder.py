@@ -19,10 +19,10 @@ from fldiag import data as datasets
 from fldiag import models, user_code
 from fldiag.data import Dataset, given, partition
 from fldiag.errors import FldiagError, error_text, first_line
+from fldiag.losses import is_probabilities
 from fldiag.models import lora, state_dict
-from fldiag.params import Layout
-from fldiag.problem.loss import is_probabilities
-from fldiag.problem.module import copy_module, unwrap_model
+from fldiag.params import Layout, unwrap_model
+from fldiag.problem.module import copy_module
 from fldiag.results.provenance import digest, provenance
 from fldiag.results.table import Row
 from fldiag.runs.checkpoint import State, plain

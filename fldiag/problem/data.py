@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
@@ -26,6 +25,8 @@ Tree = Any
 Batch = tuple[Tree, Tree]
 #: By name.
 Tensors = Mapping[str, Tensor]
+#: Of a user or of a batch.
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class IndexedSlice:
     """Examples of a data set that are read by index, and combined by ``collate``, whenever a batch is needed."""
 
     dataset: Any
-    collate: Callable[[list[Any]], Any] = default_collate
+    collate: Function = default_collate
     name: str = "data"
 
     @property
@@ -88,7 +89,7 @@ def as_slice(data: Any) -> Any:
             batches = data if isinstance(data, list) and data and not _is_array(data[0]) else [data]
             data = TensorSlice(*join([*map(pair, batches)]))
     if data.n < 1:
-        raise FldiagError("the data are empty", "give at least one example", usage=True)
+        raise FldiagError("the data are empty", usage=True)
     return data
 
 
@@ -118,7 +119,7 @@ def is_split(data: Any) -> bool:
 
 
 def _is_array(part: Any) -> bool:
-    return isinstance(part, (Tensor, np.ndarray))
+    return hasattr(part, "shape")
 
 
 def count(tree: Tree) -> int:
@@ -144,30 +145,28 @@ def convert(tree: Tree, dtype: torch.dtype, device: torch.device) -> Tree:
 def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
     """Equal up to a share of the norm of a tensor (NaN equals NaN); what is no tensor is not compared."""
 
-    def is_near(p: Any, q: Any) -> bool:
-        if not isinstance(p, Tensor):
-            return True
-        p, q = p.nan_to_num(), q.nan_to_num()
-        if p.shape != q.shape or not p.is_floating_point():
-            return torch.equal(p, q)
-        return float((p - q).norm()) <= tolerance * float(p.norm())
-
-    return all(map(is_near, tree_leaves(a), tree_leaves(b)))
+    for p, q in zip(tree_leaves(a), tree_leaves(b), strict=False):
+        if isinstance(p, Tensor):
+            p, q = (t.nan_to_num().double() for t in (p, q))
+            if p.shape != q.shape or not (p - q).norm() <= tolerance * p.norm():
+                return False
+    return True
 
 
 def describe(tree: Tree) -> str:
     """Shapes, and what has none as it is."""
-    return str(tree_map(lambda leaf: list(leaf.shape) if _is_array(leaf) else leaf, tree))
+    return str(tree_map(lambda leaf: getattr(leaf, "shape", leaf), tree))
 
 
-def arguments(forward: inspect.Signature, x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a forward method is called on a batch.
+def arguments(module: nn.Module, x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a module's forward is called on a batch.
 
     The tensors of a tuple are its positional arguments. Of a dict it gets the entries that it names, or all where it names
     none and takes ``**``, or else the dict itself.
     """
     if isinstance(x, Mapping):
+        forward = inspect.signature(module.forward)
         named = {k: v for k, v in x.items() if k in forward.parameters}
-        if named or any(p.kind is p.VAR_KEYWORD for p in forward.parameters.values()):
+        if named or "**" in str(forward):
             return (), named or dict(x)
     return x if isinstance(x, tuple) else (x,), {}

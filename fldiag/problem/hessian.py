@@ -9,8 +9,9 @@ block's diagonal is the sum over n and c of l_nc times the squared gradients of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,17 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
-from fldiag.curvature.hutchinson import estimates
+from fldiag.curvature.hutchinson import estimates, stderr_of
 from fldiag.curvature.lanczos import EigenPairs, lanczos
 from fldiag.curvature.operator import finite, pull_back, slopes
-from fldiag.errors import FldiagError
-from fldiag.problem.data import Tree
+from fldiag.problem.data import Function, Tree
 from fldiag.problem.problem import Problem
 from fldiag.sections import Matrix
 from fldiag.seeding import torch_rng
 
-#: So many eigenpairs may be asked for of fewer weights; all that there are come.
-FEW = 10
 #: Random vectors that are drawn at least, to know their scatter; products for a Krylov space that is counted exactly.
 LEAST, STEPS = 10, 20
 #: Relative size of a layer's second derivative, or of a difference from a product, that is rounding.
@@ -49,7 +47,7 @@ def eigenpairs(
 
     Args:
         problem: whose curvature it is.
-        k: eigenpairs.
+        k: eigenpairs; all that there are of fewer weights.
         matrix: hessian or ggn.
         names: only the block of these tensors; the vectors have one entry a weight of the block, in order.
         options: of ``lanczos``: which, tol, max_products, miss, strict, seed, progress.
@@ -58,15 +56,21 @@ def eigenpairs(
         The eigenpairs.
 
     Raises:
-        FldiagError: more eigenpairs than weights, a fault that the probe finds, or a product that is not finite.
+        FldiagError: a fault that the probe finds, or a product that is not finite.
     """
     operator = problem.hessian(matrix=matrix, names=names)
-    if k > max(operator.size, FEW):
-        raise FldiagError(f"k = {k}, and there are {operator.size} weights", usage=True)
-    # vectors of each of the two sequences; below k + 8 a restart would never converge
-    limit = min(max(100, 3 * k + 20), max(k + 8, problem.rows_in_memory(operator.size)))
-    about: dict[str, Any] = {"device": problem.device, "dtype": problem.dtype}
-    return lanczos(operator, operator.size, k, noise=problem.noise, limit=limit, **about, **options)
+    # vectors of each of the two sequences
+    limit = min(max(100, 3 * k + 20), problem.rows_in_memory(operator.size))
+    return lanczos(
+        operator,
+        operator.size,
+        k,
+        limit=limit,
+        noise=problem.noise,
+        device=problem.device,
+        dtype=problem.dtype,
+        **options,
+    )
 
 
 # -- exact diagonals
@@ -99,9 +103,7 @@ def _squares(m: nn.Module, a: Tensor, g: Tensor, shares: Tensor) -> dict[str, Te
     return {"weight": weight, "bias": shares @ g.sum(2).square()}
 
 
-def _eigenpairs_in_outputs(
-    loss: Callable[[Tensor], Tensor], z: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def _eigenpairs_in_outputs(loss: Function, z: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Eigenvalues [b] and eigenvectors [b, ...] of the Hessian of the loss in z [b, ...], example by example."""
     at = z.detach().double().requires_grad_()
     slope = slopes(loss(at), [at], twice=True)
@@ -114,13 +116,13 @@ def _eigenpairs_in_outputs(
 
 
 def ggn_diagonal(
-    problem: Problem, layers: Mapping[str, nn.Module], x: Tree, loss: Callable[[Tensor], Tensor]
+    problem: Problem, layers: Mapping[str, nn.Module], x: Tree, loss: Function
 ) -> dict[str, Tensor]:
     """The diagonal of the Gauss-Newton matrix of a batch, by the names of the layers' tensors, in float64.
 
     Layers that are used twice, or not at all, or whose inputs are no arrays of examples, are left out.
     """
-    uses: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {m: [] for m in layers.values()}
+    uses: dict[nn.Module, Any] = {m: [] for m in layers.values()}
 
     def record(m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Any:
         if m not in uses:
@@ -188,10 +190,10 @@ def exact_layers(problem: Problem) -> dict[str, nn.Module]:
         i = int(values.argmax())
         [column] = slopes(squared[name].reshape(-1)[i], [weights[name]])
         entry = float(column.reshape(-1)[i])
-        return abs(entry - float(values.reshape(-1)[i])) <= rounding * abs(entry)
+        return abs(entry - float(values.max())) <= rounding * abs(entry)
 
     modules, tensors = dict(problem.module.named_modules()), problem.layout.layers
-    layers = {n: modules[n] for n in tensors if n in modules and is_linear(tensors[n])}
+    layers = {n: modules[n] for n, names in tensors.items() if is_linear(names)}
     values = ggn_diagonal(problem, layers, x, half_square)
     return {
         layer: m
@@ -209,7 +211,7 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
     names = [n for layer in layers for n in problem.layout.layers[layer]]
     sums = {n: torch.full_like(w[n], problem.weight_decay).reshape(-1) for n in names}
     for x, y in problem.batches() if layers else ():
-        parts = ggn_diagonal(problem, layers, x, lambda z, y=y: problem.criterion.total(z, y))  # type: ignore[misc]
+        parts = ggn_diagonal(problem, layers, x, partial(problem.criterion.total, y=y))
         for name in parts.keys() & sums.keys():
             sums[name] += parts[name].reshape(-1) / problem.centre.weight
     return {n: finite(v) for n, v in sums.items()}
@@ -220,21 +222,18 @@ def exact_sums(problem: Problem) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """What ``diagonal`` returns, by tensor.
+    """What ``diagonal`` returns.
 
     Args:
-        values: the diagonal, flat in float64.
-        stderr: standard errors of its entries; of exact tensors 0.
-        samples: of each tensor that is estimated the trace of every random vector.
+        tensors: name -> its values, flat in float64; their standard errors, 0 where they are exact; and of what is estimated the
+            trace of every random vector.
         converged: exact, or the standard error that was asked for is reached.
         products: that were spent.
         noise: relative rounding error of a product.
         by_differences: whether products are differences of gradients.
     """
 
-    values: dict[str, Tensor]
-    stderr: dict[str, Tensor]
-    samples: dict[str, Tensor]
+    tensors: Mapping[str, tuple[Tensor, Tensor, Tensor]]
     converged: bool
     products: int
     noise: float
@@ -242,9 +241,12 @@ class Diagonal:
 
     def part(self, names: Sequence[str]) -> Diagonal:
         """That of some tensors."""
-        whole = self.values, self.stderr, self.samples
-        values, stderr, samples = ({n: of[n] for n in names if n in of} for of in whole)
-        return replace(self, values=values, stderr=stderr, samples=samples)
+        return replace(self, tensors={n: self.tensors[n] for n in names})
+
+    @property
+    def samples(self) -> list[Tensor]:
+        """Of each tensor that is estimated the trace of every random vector."""
+        return [traces for *_, traces in self.tensors.values() if len(traces)]
 
     def is_exact(self) -> bool:
         """Whether no tensor is estimated."""
@@ -252,34 +254,29 @@ class Diagonal:
 
     def estimator(self) -> str:
         """How it was computed."""
-        method = "hutchinson" if self.samples else "exact"
+        method = "exact" if self.is_exact() else "hutchinson"
         return f"{method}, differences" if self.by_differences else method
 
     def vector(self) -> Tensor:
         """The diagonal [P]."""
-        return torch.cat([*self.values.values()])
+        return torch.cat([values for values, *_ in self.tensors.values()])
 
     def vector_stderr(self) -> Tensor:
         """Its standard errors [P]; 0 where it is exact."""
-        return torch.cat([*self.stderr.values()])
+        return torch.cat([stderr for _, stderr, _ in self.tensors.values()])
 
     def trace(self) -> tuple[float, float | None]:
         """The trace and its standard error (None where it is exact)."""
-        value = math.fsum(float(v.sum()) for v in self.values.values())
-        if not self.samples:
+        value = math.fsum(float(values.sum()) for values, *_ in self.tensors.values())
+        if self.is_exact():
             return value, None
-        samples = torch.stack([*self.samples.values()]).sum(0)
+        samples = torch.stack(self.samples).sum(0)
         return value, math.hypot(stderr_of(samples), self.noise * value)
 
     def norm(self) -> tuple[float, float | None]:
         """The Euclidean norm, without the part that noise adds to it, and its standard error to first order."""
         size, error = norm(self.vector(), self.vector_stderr())
-        return size, error if self.samples else None
-
-
-def stderr_of(samples: Tensor) -> float:
-    """The standard error of the mean of numbers [n]; infinite of one."""
-    return float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.inf
+        return size, None if self.is_exact() else error
 
 
 def norm(values: Tensor, stderr: Tensor) -> tuple[float, float]:
@@ -296,7 +293,7 @@ def diagonal(
     max_products: int = 200,
     entries: bool = False,
     seed: int = 0,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Function | None = None,
 ) -> Diagonal:
     """The diagonal of the Hessian at the problem's weights.
 
@@ -314,30 +311,32 @@ def diagonal(
     Raises:
         FldiagError: the loss or its curvature is not finite.
     """
-    assert math.isfinite(problem.centre.loss)
-    values, names = exact_sums(problem), problem.layout.names
-    errors = {n: torch.zeros_like(v) for n, v in values.items()}
-    samples, products, is_close = dict[str, Tensor](), 0, True
-    if rest := [n for n in names if n not in values]:
-        operator, known = problem.hessian(names=rest), [*values.values()]
+    exact, names = exact_sums(problem), problem.layout.names
+    tensors = {n: (v, torch.zeros_like(v), v[:0]) for n, v in exact.items()}
+    products, is_close = 0, True
+    if rest := [n for n in names if n not in exact]:
+        operator = problem.hessian(names=rest)
         if operator.size <= max_products:  # a product an entry
-            products, mean = operator.size, problem.dense(names=rest).diagonal()
-            error = torch.zeros_like(mean)
+            products, mean = operator.size, problem.dense(rest).diagonal()
+            error, traces = torch.zeros_like(mean), mean.new_empty(0, len(rest))
         else:
             steps = min(STEPS, max_products // 2, problem.rows_in_memory(operator.size))
-            about = operator, steps, seed, problem.noise, problem.device
-            for mean, error, traces in estimates(*about):
-                sums = sum(float(v.sum()) for v in known) + traces.sum(1)
+            for mean, error, traces in estimates(
+                operator, steps, seed, problem.noise, problem.device
+            ):
+                sums = sum(float(v.sum()) for v in exact.values()) + traces.sum(1)
                 spread, size = stderr_of(sums), abs(float(sums.mean()))
                 if entries and len(sums) > 1:
-                    spread, size = float(error.norm()), float(torch.cat([*known, mean]).norm())
+                    spread, size = (
+                        float(error.norm()),
+                        float(torch.cat([*exact.values(), mean]).norm()),
+                    )
                 is_close, products = spread <= rtol * size, operator.products
                 if progress:
                     progress(products, max_products, "trace by probes")
                 if (is_close and len(sums) >= LEAST) or products >= max_products:
                     break
-            samples = dict(zip(rest, traces.T, strict=True))
-        for of, vector in ((values, mean), (errors, error)):
-            of |= zip(rest, vector.split(operator.sizes), strict=True)
-    end = is_close, products, problem.noise, problem.by_differences
-    return Diagonal(values, errors, samples, *end).part(names)
+        parts = mean.split(operator.sizes), error.split(operator.sizes), traces.T
+        tensors |= zip(rest, zip(*parts, strict=True), strict=True)
+    whole = Diagonal(tensors, is_close, products, problem.noise, problem.by_differences)
+    return whole.part(names)

@@ -8,31 +8,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
-from fldiag.losses import IGNORED, multi_label
-from fldiag.problem.data import Tree, count, cut, describe
+from fldiag.losses import IGNORED, form_of, is_probabilities, multi_label
+from fldiag.problem.data import Function, Tree, count, cut, describe
 from fldiag.results.summary import guess_accuracy
 from fldiag.results.table import Row
-
-#: Modules that are functions of torch, and the options that these have in common.
-FUNCTIONS = {
-    nn.CrossEntropyLoss: F.cross_entropy,
-    nn.NLLLoss: F.nll_loss,
-    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
-}
-OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing")
-
-
-#: (outputs, y) -> total and count.
-Sums = Callable[[Any, Tree], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -40,14 +28,14 @@ class Loss:
     """A loss as sums.
 
     Args:
-        sums: of a batch.
+        sums: (outputs, y) of a batch -> total and count.
         mean_over: what it counts.
         single: of every example [b], where that is known.
     """
 
-    sums: Sums
+    sums: Function
     mean_over: str = "examples"
-    single: Sums | None = None
+    single: Function | None = None
 
     def total(self, z: Any, y: Tree) -> Tensor:
         """The sum over a batch."""
@@ -56,9 +44,9 @@ class Loss:
     def each(self, z: Any, y: Tree) -> tuple[Tensor, Tensor] | None:
         """Total and count of every example [b] in float64; None where the loss cannot be taken one by one."""
 
-        def one(*example: Tree) -> Sequence[Tensor]:
-            sums = self.sums(*cut(example, None))  # type: ignore[arg-type]
-            return [torch.as_tensor(t, dtype=torch.float64) for t in sums]
+        def one(*example: Tree) -> Any:
+            batch = cut(example, None)  # type: ignore[arg-type]
+            return [torch.as_tensor(t, dtype=torch.float64) for t in self.sums(*batch)]
 
         try:
             totals, counts = (self.single or torch.func.vmap(one))(z, y)
@@ -67,7 +55,7 @@ class Loss:
         return totals.double(), counts.to(totals.device)
 
 
-def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tree, y: Tree) -> Loss:
+def as_sums(loss: Function, call: Function, x: Tree, y: Tree) -> Loss:
     """A loss as sums.
 
     Args:
@@ -84,27 +72,28 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
         FldiagError: the loss is none of these.
     """
     function, options = form_of(loss)
-    is_integer = isinstance(y, Tensor) and not y.is_floating_point()
-    if function is F.binary_cross_entropy_with_logits and is_integer:
-        return as_sums(lambda z, y: loss(z, y.to(z)), call, x, y)
     is_mean = options.pop("reduction", "mean") == "mean"
-    if function in (F.cross_entropy, F.nll_loss) and is_mean and is_integer:
+    is_labels = isinstance(y, Tensor) and not y.is_floating_point()
+    if function in (F.cross_entropy, F.nll_loss) and is_mean and is_labels:
         return _entropy(function, **options)
+    if function is F.binary_cross_entropy_with_logits and is_labels:
+        return as_sums(lambda z, y: loss(z, y.to(z)), call, x, y)
     z = call(x)
-    value = loss(z, y)
+    value, forms = loss(z, y), [_mean(loss, count)]
     if isinstance(value, (tuple, list)):
-        is_of_targets = bool(value[1] == loss(2 * z, y)[1])  # the outputs decide nothing about it
+        # the outputs decide nothing about what counts
+        is_of_targets = bool(value[1] == loss(2 * z, y)[1])
         forms = [Loss(loss, "what it counts")] if is_of_targets else []
-    else:
-        forms = [_mean(loss, count)]
     if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
-        forms += [_mean(loss, _count_labels(0), "labels that count")]
-        forms += [_mean(loss, _count_labels(1), "labels after the first")]
+        forms += [
+            _mean(loss, functools.partial(_count_labels, first), what)
+            for first, what in enumerate(("labels that count", "labels after the first"))
+        ]
         # halves must differ in how much counts: of the examples with fewer labels the first label alone
         x, y = cut((x, y), (y["labels"] != IGNORED).flatten(1).sum(1).argsort(descending=True))
         labels = y["labels"].clone()
-        for row in labels.flatten(1)[len(labels) // 2 :]:
-            row[row.ne(IGNORED).nonzero().flatten()[1:]] = IGNORED
+        few = labels.flatten(1)[len(labels) // 2 :]
+        few[few.ne(IGNORED).cumsum(1) > 1] = IGNORED
         x, y = {**x, "labels": labels}, {**y, "labels": labels}
     for sums in forms:
         if is_sum(sums, call, x, y):
@@ -117,23 +106,21 @@ def as_sums(loss: Callable[[Any, Any], Any], call: Callable[[Tree], Any], x: Tre
     )
 
 
-def _count_labels(first: int) -> Callable[[Tree], Tensor]:
-    return lambda y: (y["labels"][:, first:] != IGNORED).sum()
+def _count_labels(first: int, y: Tree) -> Tensor:
+    return (y["labels"][:, first:] != IGNORED).sum()
 
 
-def _mean(
-    loss: Callable[[Any, Any], Tensor], count: Callable[[Tree], Any], what: str = "examples"
-) -> Loss:
+def _mean(loss: Function, count: Function, what: str = "examples") -> Loss:
     """A mean over what ``count`` counts, as sums. The mean over nothing, NaN, is a sum of 0."""
 
-    def sums(z: Any, y: Tree) -> Sequence[Any]:
+    def sums(z: Any, y: Tree) -> Any:
         number = count(y)
         return loss(z, y).reshape(()) * number if number else torch.zeros(()), number
 
     return Loss(sums, what)
 
 
-def is_sum(loss: Loss, call: Callable[[Tree], Any], x: Tree, y: Tree) -> bool:
+def is_sum(loss: Loss, call: Function, x: Tree, y: Tree) -> bool:
     """Whether the total of a batch is the sum of those of its halves, or is not finite itself."""
     half = count(y) // 2
     if not half:
@@ -144,40 +131,26 @@ def is_sum(loss: Loss, call: Callable[[Tree], Any], x: Tree, y: Tree) -> bool:
     return not math.isfinite(whole) or abs(math.fsum(parts) - whole) <= bound
 
 
-def form_of(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """The function that a loss is, and its options, where it is one of torch or partial."""
-    if type(loss) in FUNCTIONS:
-        options = {name: getattr(loss, name) for name in OPTIONS if hasattr(loss, name)}
-        return FUNCTIONS[type(loss)], options
-    if isinstance(loss, functools.partial) and not loss.args:
-        return loss.func, dict(loss.keywords)
-    return loss, {}
-
-
 def _entropy(
-    function: Callable[..., Tensor],
+    function: Function,
     weight: Tensor | None = None,
     ignore_index: int = IGNORED,
     **options: Any,
 ) -> Loss:
-    def single(z: Tensor, y: Tensor) -> Sequence[Tensor]:
-        w = None if weight is None else weight.to(z)
-        # the axis of the classes is 1, as torch has it, or the last, as language models do
-        z = z if z.ndim < 3 or z[:, 0].shape == y.shape else z.movedim(-1, 1)
-        losses = function(z, y, weight=w, ignore_index=ignore_index, reduction="none", **options)
-        counts = (y != ignore_index).double()
-        if weight is not None:
-            counts = counts * weight.to(counts)[y * (y != ignore_index)]
+    def single(z: Tensor, y: Tensor) -> Any:
+        z = _with_classes_second(z, y)
+        common: Any = {"weight": None if weight is None else weight.to(z), "reduction": "none"}
+        common["ignore_index"] = ignore_index
+        losses = function(z, y, **common, **options)
+        counts = F.nll_loss(-torch.ones_like(z), y, **common).double()
         return [t.reshape(len(y), -1).sum(1) for t in (losses, counts)]
 
     return Loss(lambda z, y: [t.sum() for t in single(z, y)], single=single)
 
 
-def is_probabilities(y: Tensor) -> bool:
-    """Whether each row of targets [n, classes] holds probabilities of classes: one-hot or soft labels."""
-    if not y.is_floating_point() or y.ndim != 2 or y.shape[1] < 2:
-        return False
-    return bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
+def _with_classes_second(z: Tensor, y: Tensor) -> Tensor:
+    """Outputs with their classes along axis 1, as torch has them, and not along the last, as language models do."""
+    return z if z.ndim < 3 or z[:, 0].shape == y.shape else z.movedim(-1, 1)
 
 
 # -- scores
@@ -219,19 +192,17 @@ class Scores:
 
     def rows(self, problem: Any) -> list[Row]:
         """Rows ``loss`` and, of a classification, ``accuracy``, with that of a guess; standard errors over the examples."""
-        common: Row = {"estimator": "exact", "inputs": problem.inputs}
-        rows: list[Row] = [{**common, "metric": "loss", "value": self.loss, "stderr": self.stderr}]
+        rows: list[Row] = [{"metric": "loss", "value": self.loss, "stderr": self.stderr}]
         if self.right is not None and self.labels is not None:
-            shares = (self.labels / self.labels.sum()).tolist()
-            row: Row = {"metric": "accuracy", "value": float(self.right.mean())}
-            row |= {"stderr": Scores(0.0, self.right, None).stderr}
-            row |= {"guess": guess_accuracy(shares, problem.slice_name)}
-            rows.append({**common, **row})
-        return rows
+            guess = guess_accuracy((self.labels / self.labels.sum()).tolist(), problem.slice_name)
+            error = Scores(0.0, self.right, None).stderr
+            value = float(self.right.mean())
+            rows.append({"metric": "accuracy", "value": value, "stderr": error, "guess": guess})
+        return [{"estimator": "exact", "inputs": problem.inputs, **row} for row in rows]
 
 
 def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
-    """How many answers of each example are right [b], and how often each class is the label [classes].
+    """How many answers of each example are right [b], and how often each class is the label [1, classes].
 
     The answer is the class of the largest output; of a binary cross entropy, whether each output is positive. None where the
     targets are no numbers of classes, nor one-hot or soft labels.
@@ -244,15 +215,14 @@ def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
     if not isinstance(z, Tensor) or not isinstance(y, Tensor):
         return None
     if z.shape == y.shape and function in (F.binary_cross_entropy_with_logits, multi_label):
-        answer, labels, classes = z > 0, (y > 0.5).long(), 2
-    else:
-        labels = y.argmax(1) if z.shape == y.shape and is_probabilities(y) else y
-        if labels.is_floating_point() or z.ndim < 2:
-            return None
-        axis = 1 if z.ndim < 3 or z[:, 0].shape == labels.shape else -1
-        answer, classes = z.argmax(axis), z.shape[axis]
-        labels = labels.masked_fill(labels == options.get("ignore_index", IGNORED), -1)
-    if answer.shape != labels.shape or int(labels.max()) >= classes:
+        z, y = torch.stack([-z, z], 1), (y > 0.5).long()
+    elif z.shape == y.shape and is_probabilities(y):
+        y = y.argmax(1)
+    if y.is_floating_point() or z.ndim < 2:
         return None
-    right = (answer == labels).reshape(len(y), -1).sum(1)
-    return right, labels[labels >= 0].bincount(minlength=classes)
+    z = _with_classes_second(z, y)
+    labels = y.masked_fill(y == options.get("ignore_index", IGNORED), -1)
+    if z[:, 0].shape != y.shape or int(labels.max()) >= z.shape[1]:
+        return None
+    right = (z.argmax(1) == labels).reshape(len(y), -1).sum(1)
+    return right, labels[labels >= 0].bincount(minlength=z.shape[1])[None]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
+import fnmatch
 import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from types import CodeType
 from typing import Any, Self
 
@@ -23,10 +21,20 @@ from torch.utils._pytree import tree_leaves
 from fldiag.curvature.operator import Curvature, Differences, finite, slopes
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
-from fldiag.params import Layout
-from fldiag.problem.data import Batch, Tensors, Tree, arguments, as_slice, convert, join, same
+from fldiag.params import Layout, unwrap_model
+from fldiag.problem.data import (
+    Batch,
+    Function,
+    Tensors,
+    Tree,
+    arguments,
+    as_slice,
+    convert,
+    join,
+    same,
+)
 from fldiag.problem.loss import Loss, Scores, answers, as_sums
-from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of, unwrap_model
+from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of
 from fldiag.results.provenance import digest
 from fldiag.results.table import Row
 from fldiag.sections import Matrix
@@ -95,7 +103,7 @@ class Problem:
     ):
         self.model, self.user_loss, self.remarks = unwrap_model(model), loss, list[str]()
         self.name, self.labels, self.trainable = name, dict(labels or {}), trainable
-        self.dtype, self.memory, self.weight_decay = dtype, int(memory), float(weight_decay)
+        self.dtype, self.memory, self.weight_decay = dtype, memory, weight_decay
         self.layout = Layout.of(self.model, trainable)
         place = next(self.model.parameters()).device
         self.device = place if device is None else torch.device(device_of(device, dtype))
@@ -105,19 +113,14 @@ class Problem:
             if params is not None or buffers is not None:
                 load(self.module, params, buffers)
             self.module.eval()
-        self.n, self.slice_name = int(self.data.n), str(self.data.name)
-        self.forward = inspect.signature(self.module.forward)
+        self.n, self.slice_name = self.data.n, self.data.name
         self.place(tensors_of(self.module))
 
     def place(self, tensors: Tensors) -> None:
-        """Take copies of all the model's tensors, by name, in the problem's precision."""
+        """Take copies of all the model's tensors, by name, in the problem's precision; ``w`` [P] are the weights."""
         copies = {n: t.detach().clone() for n, t in tensors.items()}
         self.state = convert(copies, self.dtype, self.device)
-
-    @cached_property
-    def w(self) -> Tensor:
-        """The weights [P]."""
-        return self.layout.row(self.state)
+        self.w = self.layout.row(self.state)
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -130,16 +133,15 @@ class Problem:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
-        once = {k for k, v in vars(Problem).items() if isinstance(v, cached_property)}
-        own = {k: vars(self)[k] for k in vars(self).keys() - once}
-        return {**own, "model": self.module, "checkpoint": None, "run": None}
+        own = {**vars(self), "model": self.module, "checkpoint": None, "run": None}
+        return {k: v for k, v in own.items() if type(getattr(Problem, k, 0)) is not cached_property}
 
     def at(
         self,
         params: Tensor | Tensors,
         buffers: Tensors | None = None,
         *,
-        name: str | None = None,
+        name: str = "",
         labels: Mapping[str, Any] | None = None,
     ) -> Self:
         """The same loss on the same examples around other weights.
@@ -156,8 +158,7 @@ class Problem:
         Raises:
             FldiagError: the weights do not fit.
         """
-        if isinstance(params, Tensor):
-            params = named(params, Layout.of(self.module))
+        params = named(params, Layout.of(self.module))
         tensors = {**self.buffers, **params, **(buffers or {})}
         misfits = [
             n for n, t in self.state.items() if n not in tensors or tensors[n].shape != t.shape
@@ -166,20 +167,20 @@ class Problem:
             raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
         # with what was computed once and does not depend on weights
         problem = object.__new__(type(self))
-        own = ("w", "centre", "noise")
-        vars(problem).update({k: v for k, v in vars(self).items() if k not in own})
+        own = {k: v for k, v in vars(self).items() if k not in ("centre", "noise")}
+        vars(problem).update(own)
         problem.place({n: tensors[n] for n in self.state})
-        problem.name = self.name if name is None else name
-        problem.labels = dict(self.labels if labels is None else labels)
+        problem.name, problem.labels = name or self.name, dict(labels or self.labels)
         problem.remarks = [*self.remarks]
         return problem
 
     @property
     def common(self) -> Row:
         """The columns that every row of this problem's tables shares."""
-        decay = {"weight_decay": self.weight_decay} if self.weight_decay else {}
-        about = {"run": self.name, "slice": self.slice_name, "n_examples": self.n}
-        return {**about, **decay, **self.labels}
+        about: Row = {"run": self.name, "slice": self.slice_name, "n_examples": self.n}
+        if self.weight_decay:
+            about["weight_decay"] = self.weight_decay
+        return about | self.labels
 
     @property
     def inputs(self) -> str:
@@ -188,11 +189,11 @@ class Problem:
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
-        functions = [self.user_loss, *(type(m).forward for m in self.module.modules())]
         about = self.module, self.user_loss, self.layout.names, self.weight_decay, self.dtype
+        code = [text_of(about), *map(code_of, [self.user_loss, *self.module.modules()])]
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(without_addresses(about), [*map(code_of, functions)], self.state, data)
+        return digest(code, self.state, data)
 
     # -- parts of an evaluation
 
@@ -204,67 +205,61 @@ class Problem:
         layers are the same function without gradients, and an error is a FldiagError.
         """
         kind, fast = self.device.type, torch.backends.mha
-        with contextlib.ExitStack() as stack:
-            stack.callback(np.random.set_state, np.random.get_state())
-            stack.callback(random.setstate, random.getstate())
-            stack.callback(fast.set_fastpath_enabled, fast.get_fastpath_enabled())
-            fast.set_fastpath_enabled(False)
-            stack.enter_context(torch.random.fork_rng([self.device] if kind == "cuda" else []))
-            stack.enter_context(torch.autocast(kind, enabled=False))
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            try:
+        numpy, python, is_fast = (
+            np.random.get_state(),
+            random.getstate(),
+            fast.get_fastpath_enabled(),
+        )
+        fast.set_fastpath_enabled(False)
+        precision, attention = torch.autocast(kind, enabled=False), sdpa_kernel(SDPBackend.MATH)
+        try:
+            with (
+                torch.random.fork_rng([self.device] if kind == "cuda" else []),
+                precision,
+                attention,
+            ):
                 yield
-            except FldiagError:
-                raise
-            except Exception as error:  # the user's model, loss or data may raise anything
-                kind = f"{type(error).__name__}: {error}{error_place(error)}"
-                raise FldiagError(
-                    f"model, loss or data failed: {kind}",
-                    "check that they take each other's shapes and types, with labels in range",
-                ) from error
+        except FldiagError:
+            raise
+        except Exception as error:  # the user's model, loss or data may raise anything
+            kind = f"{type(error).__name__}: {error}{error_place(error)}"
+            raise FldiagError(
+                f"model, weights, loss or data failed: {kind}",
+                "check that they fit each other in shapes, types and names, with labels in range",
+            ) from error
+        finally:
+            np.random.set_state(numpy)
+            random.setstate(python)
+            fast.set_fastpath_enabled(is_fast)
 
     def read(self, start: int, stop: int) -> Batch:
         """Examples start..stop-1, fresh from the slice, on the device."""
         with self.guarded():
-            x, y = convert(self.data.batch(start, stop), self.dtype, self.device)
-        is_short = isinstance(y, Tensor) and not y.is_floating_point() and y.dtype != torch.bool
-        return x, y.long() if is_short else y
+            return convert(self.data.batch(start, stop), self.dtype, self.device)
 
     def sample(self, most: int = 32) -> Batch:
         """Up to ``most`` examples in four runs over the slice, which is often sorted by class."""
         starts = [i * self.n // 4 for i in range(4)] if self.n > most else [0]
         return join([self.read(start, start + most // len(starts)) for start in starts])
 
-    def call(
-        self,
-        w: Tensor | Tensors,
-        x: Tree,
-        buffers: Tensors | None = None,
-    ) -> Any:
+    def call(self, w: Tensor | Tensors, x: Tree, buffers: Tensors | None = None) -> Any:
         """The model's outputs on x [b, ...] with weights w [P], or by name; and buffers that are not its own."""
-        views = self.layout.views(w) if isinstance(w, Tensor) else w
-        tensors = {**self.state, **views, **(buffers or {})}
-        args = arguments(self.forward, x)
+        tensors = {**self.state, **named(w, self.layout), **(buffers or {})}
         with self.guarded():
-            return torch.func.functional_call(self.module, tensors, *args)
-
-    def total(self, w: Tensor | Tensors, x: Tree, y: Tree) -> Tensor:
-        """The sum of the losses of a batch."""
-        with self.guarded():
-            return self.criterion.total(self.call(w, x), y)
+            return torch.func.functional_call(self.module, tensors, *arguments(self.module, x))
 
     def slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
         leaf = w.detach().requires_grad_()
-        with torch.enable_grad():
-            return slopes(self.total(leaf, x, y), [leaf], twice)[0]
+        with torch.enable_grad(), self.guarded():
+            return slopes(self.criterion.total(self.call(leaf, x), y), [leaf], twice)[0]
 
     @cached_property
     def criterion(self) -> Loss:
         """The loss as two sums."""
         x, y = self.sample()
         with self.guarded(), torch.no_grad():
-            return as_sums(self.user_loss, functools.partial(self.call, self.w), x, y)
+            return as_sums(self.user_loss, partial(self.call, self.w), x, y)
 
     def probe(self) -> None:
         """Check once that loss and derivatives are what they seem. Raises FldiagError naming what is wrong."""
@@ -301,8 +296,7 @@ class Problem:
         keeps_graph = not self.by_differences  # the probe first: it is not counted
 
         def count_bytes(examples: int) -> int:
-            x, y = self.sample(examples)
-            tensors = saved(lambda: self.slope(self.w, x, y, keeps_graph))
+            tensors = saved(lambda: self.slope(self.w, *self.sample(examples), keeps_graph))
             storages = [t.untyped_storage() for t in tensors]
             return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
@@ -323,14 +317,11 @@ class Problem:
         return self.memory // 4 // (8 * size)
 
     @cached_property
-    def batch(self) -> Callable[[int], Batch]:
+    def batch(self) -> Function:
         """Number -> batch, kept for the next evaluation where all of them fit a quarter of the memory."""
-
-        def read(i: int) -> Batch:
-            return self.read(*self.bounds[i])
-
-        size = len(self.bounds) * sum(t.nbytes for t in tree_leaves(read(0)))
-        return functools.cache(read) if size <= self.memory / 4 else read
+        size = sum(t.nbytes for t in tree_leaves(self.read(*self.bounds[0])))
+        keep = lru_cache(self.memory // 4 // max(1, size))
+        return keep(lambda i: self.read(*self.bounds[i]))
 
     def batches(self) -> Iterator[Batch]:
         """The slice, batch by batch."""
@@ -341,66 +332,59 @@ class Problem:
 
     # -- evaluations
 
-    def evaluate(
-        self, w: Tensor | None = None, buffers: Tensors | None = None
-    ) -> Iterator[tuple[Any, Tree]]:
+    @torch.no_grad()
+    def evaluate(self, w: Tensor | None = None, buffers: Tensors | None = None) -> Iterator[Batch]:
         """The model's outputs and the targets of every batch at w [P] (default: ``.w``), without gradients."""
         self.probe()
-        views = self.layout.views(self._vector(w))
-        views = channels_last(views) if self._takes_channels_last else views
+        views = self._arrange(self.layout.views(self._vector(w)))
         for x, y in self.batches():
-            with torch.no_grad():
-                outputs = self.call(views, x, buffers)
-            yield outputs, y
+            yield self.call(views, x, buffers), y
 
     @cached_property
-    def _takes_channels_last(self) -> bool:
-        """Convolutions without gradients run up to twice as fast so; a model that uses view() may refuse."""
-        x, _ = self.sample(8)
-        views = self.layout.views(self.w)
+    def _arrange(self) -> Function:
+        """Channels last: convolutions without gradients run up to twice as fast; a model that uses view() may refuse."""
+        (x, _), views = self.sample(8), self.layout.views(self.w)
         with contextlib.suppress(FldiagError), torch.no_grad():
-            return same(self.call(channels_last(views), x), self.call(views, x), 1e-4)
-        return False
+            if same(self.call(channels_last(views), x), self.call(views, x), 1e-4):
+                return channels_last
+        return dict
 
     def scores(self, w: Tensor | None = None, buffers: Tensors | None = None) -> Scores:
         """Loss and right answers at w [P] (default: ``.w``), of one forward pass.
 
         Raises FldiagError where nothing counts.
         """
-        loss = self.criterion
         with torch.no_grad(), self.guarded():
             batches = [
-                (loss.sums(z, y), loss.each(z, y), answers(self.user_loss, z, y))
+                (
+                    self.criterion.sums(z, y),
+                    self.criterion.each(z, y),
+                    answers(self.user_loss, z, y),
+                )
                 for z, y in self.evaluate(w, buffers)
             ]
         sums, singles, replies = zip(*batches, strict=True)
         total, weight = (math.fsum(map(float, part)) for part in zip(*sums, strict=True))
         if not weight > 0:
-            raise FldiagError("the loss counts none of the targets", "ignore or mask fewer of them")
+            raise FldiagError("the loss counts none of the targets")
         penalty = self.weight_decay / 2 * float(self._vector(w).double().square().sum())
         each = counts = right = labels = None
         if None not in singles:
-            parts = zip(*singles, strict=True)
-            each, counts = (self.n / weight * torch.cat(part) for part in parts)
+            each, counts = (self.n / weight * part for part in join(singles))
             each = each + penalty * counts
         if None not in replies:
-            rights, numbers = zip(*replies, strict=True)
-            labels = sum(numbers)
-            right = torch.cat(rights).double() * (self.n / int(labels.sum()))
+            right, labels = (t.double() for t in join(replies))
+            right, labels = right * (self.n / float(labels.sum())), labels.sum(0)
         return Scores(total / weight + penalty, each, right, counts, labels, weight)
 
     @cached_property
     def centre(self) -> Scores:
         """``scores`` at the weights. Raises FldiagError when the loss is not finite."""
         scores = self.scores()
-        if not math.isfinite(scores.loss):
-            raise FldiagError(
-                f"the loss on slice {self.slice_name!r} is {scores.loss}",
-                "diagnose a checkpoint from before the training diverged, on data without NaN",
-            )
+        finite(torch.tensor(scores.loss))
         return scores
 
-    def outputs(self) -> tuple[Any, Tree]:
+    def outputs(self) -> Batch:
         """The model's outputs [n, ...] on the whole slice, and the targets [n, ...]."""
         return join(list(self.evaluate()))
 
@@ -415,8 +399,7 @@ class Problem:
 
     def gradient(self, w: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss at w [P] (default: ``.w``), [P] in float64."""
-        at = self._vector(w)
-        weight = self.centre.weight
+        at, weight = self._vector(w), self.centre.weight
         total = weight * self.weight_decay * at.double()
         for x, y in self.batches():
             total += self.slope(at, x, y)
@@ -449,66 +432,65 @@ class Problem:
             return Differences(self.gradient, at, self.layout.sizes)
         views, weight = self.layout.views(at), self.centre.weight
 
-        def batch(i: int, leaves: Tensors) -> tuple[Any, Callable[[Any], Tensor]]:
+        def batch(i: int, leaves: Tensors) -> Any:
             x, y = self.batch(i)
             share = self.guarded()(lambda z: self.criterion.total(z, y) / weight)
             return self.call({**views, **leaves}, x), share
 
-        batches = [functools.partial(batch, i) for i in range(len(self.bounds))]
+        batches = [partial(batch, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
-        leaves = {n: views[n] for n in names}
-        keep, shift = self.memory // 2 // graph, self.weight_decay
-        return Curvature(batches, leaves, matrix=matrix, keep=keep, shift=shift)
+        leaves, keep = {n: views[n] for n in names}, self.memory // 2 // graph
+        return Curvature(batches, leaves, matrix=matrix, keep=keep, shift=self.weight_decay)
 
     def hvp(self, v: Tensor, w: Tensor | None = None) -> Tensor:
         """The Hessian at w (default: ``.w``) times v [P], in float64; ``hessian`` is for several."""
         return self.hessian(w)(v)
 
-    def dense(self, *, matrix: Matrix = "hessian", names: Sequence[str] | None = None) -> Tensor:
-        """The Hessian or Gauss-Newton matrix at ``.w``, dense [P, P] in float64, symmetric; it takes P products.
+    def dense(self, names: Sequence[str] | None = None) -> Tensor:
+        """The Hessian at ``.w``, dense [P, P] in float64, symmetric; it takes P products.
 
         ``names``: only the block of these tensors.
         """
-        operator = self.hessian(matrix=matrix, names=names)
+        operator = self.hessian(names=names)
         rows = torch.stack([operator(row) for row in torch.eye(operator.size).to(self.w)])
         return (rows + rows.T) / 2
 
     def tensors(self, pattern: str) -> list[str]:
         """The names of the tensors that match a pattern. Raises FldiagError where none does."""
-        names = [name for name in self.layout.names if fnmatchcase(name, pattern)]
+        names = fnmatch.filter(self.layout.names, pattern)
         if not names:
-            text = f"{pattern!r} matches no parameter"
-            raise FldiagError(text, nearest(pattern, self.layout.names), usage=True)
+            remedy = nearest(pattern, self.layout.names)
+            raise FldiagError(f"{pattern!r} matches no parameter", remedy, usage=True)
         return names
 
 
 def channels_last(tensors: Tensors) -> dict[str, Tensor]:
     """With the channels of images and kernels last in memory."""
-    form = torch.channels_last
-    return {n: t.clone(memory_format=form) if t.ndim == 4 else t for n, t in tensors.items()}
-
-
-def without_addresses(value: Any) -> str:
-    """The representation of a value, the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return {
+        n: t.clone(memory_format=torch.channels_last) if t.ndim == 4 else t
+        for n, t in tensors.items()
+    }
 
 
 def code_of(function: Any) -> str:
-    """What a function computes, as far as its byte code and constants say, also of functions within.
+    """What a function computes, as far as byte code, constants, defaults and what it closes over say.
 
     Of a partial function, and of an object that is called, it is that of the function behind it.
     """
     function = getattr(function, "func", function)
     if not hasattr(function, "__code__"):
         function = getattr(type(function), "forward", type(function).__call__)
-    cells = getattr(function, "__closure__", None) or ()
-    defaults = getattr(function, "__defaults__", None)
-    return without_addresses(_parts_of([function, *(c.cell_contents for c in cells), defaults]))
+    return text_of(
+        [getattr(function, f"__{part}__", None) for part in ("code", "defaults", "closure")]
+    )
 
 
-def _parts_of(value: Any) -> Any:
-    """Byte code, constants and names, without places in files; what has no code is itself."""
-    code = getattr(value, "__code__", value)
-    if isinstance(code, CodeType):
-        return code.co_code.hex(), _parts_of(code.co_consts), code.co_names
-    return [*map(_parts_of, code)] if isinstance(code, (tuple, list)) else code
+def text_of(value: Any) -> str:
+    """A value as text, the same in every process; of a function byte code, constants and names, without places in files."""
+    for name in ("cell_contents", "__code__"):
+        value = getattr(value, name, value)
+    if isinstance(value, CodeType):
+        value = value.co_code.hex(), value.co_consts, value.co_names
+    if isinstance(value, (tuple, list)):
+        return str([*map(text_of, value)])
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -123,9 +123,6 @@ def plus_minus(value: Any, error: Any, share: bool = False) -> str:
 
 # Where a model stands: its accuracy against a guess's
 
-#: An accuracy is better than a guess's only if it is so by so many standard errors.
-ERRORS = 2.0
-
 
 def guess_accuracy(shares: Sequence[float], slice_name: str) -> float:
     """The accuracy of a guess: always the most frequent label, or one of the classes, all alike.
@@ -161,7 +158,7 @@ def standing(table: pd.DataFrame) -> list[Item]:
 
     Returns:
         A sentence a model and slice, and a note where its accuracy is not above that of a guess (``guess_accuracy``) by
-        ``ERRORS`` standard errors.
+        two standard errors.
     """
     if "inputs" not in table:
         return []
@@ -183,15 +180,13 @@ def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Summary:
     losses, answers = (only(rows, metric=(m, f"model_{m}")) for m in ("loss", "accuracy"))
     loss = plus_minus(number(losses), number(losses, column="stderr"))
     accuracy, guess = number(answers), number(answers, column="guess")
-    told = f"accuracy {percent(accuracy)}, a guess {percent(guess)}"
-    of_classes = "" if accuracy is None else f", {told}"
-    yield Sentence(
-        f"{who}{n:,.0f} examples of {slice_name}, loss {loss}{of_classes}; inputs {inputs}"
-    )
-    bound = 1.0 if guess is None else guess + ERRORS * math.sqrt(guess * (1 - guess) / n)
+    told = "" if accuracy is None else f", accuracy {percent(accuracy)}"
+    told += "" if guess is None else f", a guess {percent(guess)}"
+    yield Sentence(f"{who}{n:,.0f} examples of {slice_name}, loss {loss}{told}; inputs {inputs}")
+    bound = 1.0 if guess is None else guess + 2 * math.sqrt(guess * (1 - guess) / n)
     if accuracy is not None and accuracy <= bound < 1:
         doubt = (
-            f"{who}no better than a guess on {slice_name}: {told}. The model is untrained, its inputs are not normalised as in "
+            f"{who}no better than a guess on {slice_name}{told}. The model is untrained, its inputs are not normalised as in "
             f"training (here: {inputs}; --normalise), or these are other examples or labels than it was trained for"
         )
         yield Note(doubt, {"warnings": doubt})

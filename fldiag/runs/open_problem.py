@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,9 @@ from fldiag.data.arrays import count_classes, unpack
 from fldiag.data.given import dataset_of
 from fldiag.errors import FldiagError, unknown
 from fldiag.models import lora, pretrained
+from fldiag.params import unwrap_model
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
-from fldiag.problem.loss import is_probabilities
-from fldiag.problem.module import copy_module, unwrap_model
+from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.results.provenance import digest
 from fldiag.runs.checkpoint import Checkpoint, State, pack, read_tensors
@@ -75,7 +74,7 @@ def open_problem(
         examples = as_slice(content)
         y = examples.batch(0, min(examples.n, 256))[1]
         is_tensor = isinstance(y, Tensor)
-        is_number = is_tensor and y.is_floating_point() and not is_probabilities(y)
+        is_number = is_tensor and y.is_floating_point() and not losses.is_probabilities(y)
         usual = losses.criterion(is_number) if is_tensor else losses.model_loss
         remarks = [] if loss else [f"{checkpoint.path.name}: the loss is {losses.name_of(usual)}"]
     label = checkpoint.label
@@ -290,7 +289,7 @@ def with_packed_inputs(module: nn.Module, content: Any) -> nn.Module:
 
 def _unpack(layout: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     inputs = unpack(args[0], layout, next(module.parameters()).dtype)
-    return arguments(inspect.signature(module.forward), inputs)
+    return arguments(module, inputs)
 
 
 def logits_of(module: nn.Module, args: Any, output: Any) -> Tensor:

@@ -139,7 +139,6 @@ def test_pyhessian_engine_beside_the_own_one(trained):
         (("--density", "--params", "0.*"), "leave out --params and --matrix"),
         (("--matrix", "kfac"), "matrix = 'kfac'"),
         (("--memory", "lots"), "give such as"),
-        (("--k", "100000"), "weights"),
         (("--trace", "--rtol", "0"), "rtol"),
     ],
 )
