@@ -102,9 +102,8 @@ def effect_rows(history: History, stored: Stored, segment: slice) -> Iterator[Ro
         }
         models.append((w, {**stored.buffers, **means}))
     losses = history.evaluate(models).loss[:, segment]
-    for k, q, loss in zip(stored.ids, others, losses[1:], strict=True):
-        is_known = is_mean and not q.isnan().any()
-        yield {**row, "client": k, **sample_mean(loss - losses[0] if is_known else [])}
+    for k, loss in zip(stored.ids, losses[1:], strict=True):
+        yield {**row, "client": k, **sample_mean(loss - losses[0] if is_mean else [])}
 
 
 # Picture and summary
