@@ -93,7 +93,7 @@ def effect_rows(history: History, stored: Stored, segment: slice) -> Iterator[Ro
     clients, row = stored.clients.double(), {"metric": "effect", "estimator": "exact"}
     row |= {"moment": "aggregated", "scope": "client"}
     w = stored.aggregated.double()
-    is_mean = bool((p @ clients - w).norm() <= SAME * w.norm())
+    is_mean = (p @ clients - w).norm() <= SAME * w.norm()
     others = p.expand(len(p), -1).clone().fill_diagonal_(0)
     others /= others.sum(1, keepdim=True)  # nan for a client that is alone
     models = [stored.end]
@@ -140,7 +140,7 @@ def draw(frame: pd.DataFrame) -> style.Figure:
             ax.axhline(0, color="black", linewidth=0.6)
             ax.grid(True, axis="y")
         style.legend(fig, *axes[0].get_legend_handles_labels())
-        fig.suptitle(f"round {int(rows['round'].iloc[0])}", fontsize=8.5)
+        fig.suptitle(f"round {int(rows['round'].iloc[0])}")
     return fig
 
 

@@ -233,7 +233,7 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor")
     cases = {"broken": ("broken", "said_by_examples"), "sound": ("sound", "stated_equal")}
     changes = {name: study.CASES[case][1] for name, case in cases.items()}
-    return {n: study.Federation(1, **kw).run(folder / n) for n, kw in changes.items()}
+    return {n: study.Federation(1, **kw).run(folder / n).path for n, kw in changes.items()}
 
 
 def test_a_check_has_a_row_and_one_without_a_model_says_why(folders):

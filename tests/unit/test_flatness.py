@@ -146,3 +146,17 @@ def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadra
     for k in item.ids:
         lambda_1 = float(torch.linalg.eigvalsh(q.A[k])[-1])
         assert one(frame, "stability", client=k).value == pytest.approx(0.4 / 2 * lambda_1)
+
+
+def test_the_largest_eigenvalue_is_that_of_the_hessian_and_bounds_are_weighed_as_values(quadratic):
+    q, item, made = quadratic
+    frame, bounds = flatness(made), []
+    for k in item.ids:
+        row = one(frame, "eigenvalue", client=k, moment="trained")
+        lambda_1 = float(torch.linalg.eigvalsh(q.A[k])[-1])
+        assert row.value == pytest.approx(lambda_1, rel=1e-3)
+        assert row["index"] == 1 and row.converged and row.bound > 0
+        bounds.append(row.bound)
+    parts = one(frame, "eigenvalue_parts", moment="trained")
+    p = np.array([SIZES[k] for k in item.ids]) / sum(SIZES[k] for k in item.ids)
+    assert parts.residual == pytest.approx(float(p @ bounds), rel=1e-9, abs=0)

@@ -79,6 +79,8 @@ def test_over_rounds():
     assert [row.since for row in each[:3]] == [2, 2, 2]  # the latest of equal maxima
     mean = one(table, "average_forgetting", index=None)
     assert (mean.value, mean.n_classes, mean.compared) == (pytest.approx(2 / 3), 3, 3)
+    (guess,) = (v for v in fldiag.draw(table).axes[0].get_lines() if v.get_label() == "_chance")
+    assert set(guess.get_ydata()) == {table.query("metric == 'accuracy'").guess.max()}
     initial = forgetting(stored(always(1), [always(0)] * 2, always(0)), own=False)
     assert one(initial, "average_forgetting", index=1).value == 1  # the initial model knew it
 

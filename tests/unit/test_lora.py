@@ -6,6 +6,7 @@ import pickle
 from dataclasses import replace
 
 import helpers
+import kinds
 import numpy as np
 import pytest
 import torch
@@ -130,6 +131,11 @@ def test_nothing_is_said_while_all_b_are_zero():
     assert found and set(found.values()) == {None}
     one = measured([EYE[:1], EYE[1:2]], [column((0, 1.0)), torch.zeros(6, 1)])
     assert one["aggregation_error", None] == pytest.approx(math.sqrt(0.5), rel=1e-12)
+
+
+def test_the_picture_shows_the_six_layers_that_lose_most():
+    (legend,) = kinds.adapters().legends
+    assert {t.get_text() for t in legend.get_texts()} == {f"layer{i}.query" for i in range(2, 8)}
 
 
 # --- the model
