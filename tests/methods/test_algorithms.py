@@ -13,7 +13,8 @@ from torch.func import grad
 import fldiag
 from fldiag import registry
 
-LR, DECAY, ROUNDS, HIDDEN = 0.1, 0.9, 5, 5
+LR, DECAY, ROUNDS, HIDDEN = 0.1, 0.9, 3, 5
+SEED = 8  # of four clients, 1 joins in round 2, 3 pauses in it, and 0 is gone in round 3
 BODY = slice(0, 5 * HIDDEN)  # 4 -> HIDDEN -> 3
 HEAD = slice(5 * HIDDEN, 8 * HIDDEN + 3)
 
@@ -496,6 +497,7 @@ def config(toy, **overrides):
     train = {"epochs": 2, "batch_size": 6, "lr": LR, "lr_decay": DECAY, "precision": "fp64"}
     sections = {
         "rounds": ROUNDS,
+        "seed": SEED,
         "data": {"name": f"npz:{toy.folder / 'toy.npz'}"},
         "partition": {"kind": "file", "path": str(toy.folder / "parts.json")},
         "clients": {"total": len(toy.sizes), "per_round": 3},
