@@ -20,6 +20,9 @@ from reference import train
 
 from fldiag.plotting import style
 
+# Modules and tests stay to the end: the garbage collector need not look at them again and again while they are collected.
+gc.disable()
+
 # torch.manual_seed also writes down the call stack for CUDA, which takes milliseconds below pytest.
 if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
@@ -45,8 +48,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -56,9 +59,12 @@ def _one_thread():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _pictures_without_pdf():
-    """Writing a pdf takes as long as all else of a picture. A new ``contextvars.Context`` has the formats of a user."""
+def users_dots():
+    """Pictures are coarse, and without a pdf, which takes as long as all else. A new ``contextvars.Context`` has the formats of a
+    user; this is how fine the user's are, as ``style.image.__defaults__``."""
     style.SHEET.set((None, ("png",)))
+    users, style.image.__defaults__ = style.image.__defaults__, (100,)
+    return users
 
 
 @pytest.fixture(autouse=True)

@@ -406,3 +406,10 @@ def multiply_adds(call, *inputs):
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         call(*inputs)
     return counter.get_total_flops() // 2
+
+
+def precision():
+    """Whether a GPU's convolutions round to TF32, and come out the same each time."""
+    cudnn = torch.backends.cudnn
+    tf32 = cudnn.conv.fp32_precision == "tf32" if hasattr(cudnn, "conv") else cudnn.allow_tf32
+    return tf32, cudnn.deterministic

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -110,6 +109,8 @@ def fig7(scale: Scale, seed: int) -> Rows:
 
 
 def draw_fig7(table: pd.DataFrame) -> Figure:
+    import seaborn as sns  # a second, which ``fldiag list`` does not need
+
     looks = style.looks(table["label"])
     with style.paper():
         fig, (left, *heatmaps) = style.panels(1 + len(looks), 2.3, 0.3, across=1 + len(looks))

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers import precision
 
 import fldiag
 from fldiag import execution, user_code
@@ -25,18 +26,20 @@ DASK = pytest.param("dask", marks=pytest.mark.slow)
 on_workers = pytest.mark.parametrize("executor", ["processes:2", DASK])
 
 
+#: A unit that ends its worker, while the other ones still work.
+DEADLY = 10
+
+
 def draw(state, seed):
-    """A sum whose last bits depend on the number of threads, a draw from PyTorch's global generator; the code that may be imported."""
+    """A sum whose last bits depend on the number of threads, a draw from PyTorch's global generator; the code that may be imported,
+    and how a GPU would compute."""
+    if seed == DEADLY:
+        os._exit(9)
+    if seed > 6:
+        time.sleep(0.2)
     torch.manual_seed(seed)
     total = float((state * torch.randn(len(state))).sum())
-    return total, torch.get_num_threads(), "mine:net" in user_code.ALLOWED
-
-
-def die(state, unit):
-    if unit == 3:
-        os._exit(9)
-    time.sleep(0.2)
-    return unit
+    return total, torch.get_num_threads(), "mine:net" in user_code.ALLOWED, precision()
 
 
 @pytest.fixture(autouse=True)
@@ -51,22 +54,18 @@ def state():
 
 @pytest.mark.parametrize("executor", ["processes:2", "threads", DASK])
 def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch):
+    """Also what a worker says that dies is one error, which names its unit."""
     monkeypatch.setattr(user_code, "ALLOWED", {"mine:net"})
-    executor = ThreadPoolExecutor(2) if executor == "threads" else executor
+    has_workers, name = executor != "threads", "unit {}".format
+    executor = executor if has_workers else ThreadPoolExecutor(2)
     with threads(1), open_pool("serial", draw, state) as pool:
         here = list(pool.map(range(7)))
-    with threads(1), open_pool(executor, draw, state) as pool:
+    with threads(1), open_pool(executor, draw, state, name=name) as pool:
         assert list(pool.map(range(7))) == here
-    assert {(count, is_allowed) for _, count, is_allowed in here} == {(1, True)}
-
-
-@on_workers
-def test_a_worker_that_dies_is_one_error_that_names_the_unit(executor):
-    with (
-        open_pool(executor, die, None, name=lambda unit: f"unit {unit}") as pool,
-        pytest.raises(FldiagError, match=r"unit 3: its worker died.*--resume"),
-    ):
-        list(pool.map(range(6)))
+        if has_workers:
+            with pytest.raises(FldiagError, match=rf"unit {DEADLY}: its worker died.*--resume"):
+                list(pool.map(range(DEADLY - 3, DEADLY + 3)))
+    assert {how[1:] for how in here} == {(1, True, (False, True))}
 
 
 @pytest.mark.slow
@@ -108,8 +107,16 @@ def same(one, other, rounds):
     return True
 
 
-@on_workers
-def test_training_and_diagnostics_give_the_same_bits(config, executor, tmp_path):
+@pytest.fixture(scope="module")
+def workers():
+    """Two processes, which training and diagnostics do not have to start, and which had other work before."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("executor", ["workers", DASK])
+def test_training_and_diagnostics_give_the_same_bits(config, executor, request, tmp_path):
+    executor = request.getfixturevalue("workers") if executor == "workers" else executor
     here = fldiag.train(config, out=tmp_path / "here")
     there = fldiag.train(config, out=tmp_path / "there", executor=executor)
     assert same(here, there, (1, 2))
@@ -152,7 +159,7 @@ def answers(function, executor, folder):
         f"if __name__ == '__main__':\n"
         f" with open_pool({executor!r}, {function}, None) as pool: print(list(pool.map([1, 2])))"
     )
-    places = os.pathsep.join([os.path.dirname(__file__), str(Path(__file__).parents[2])])
+    places = os.pathsep.join([os.path.dirname(__file__), *map(str, Path(__file__).parents[1:3])])
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=folder,

@@ -123,7 +123,8 @@ def test_equal_figures_give_equal_bytes_in_every_process(tmp_path):
     assert style.image(figure, "svg") == style.image(figure, "svg") == style.image(simple(), "svg")
 
 
-def test_what_is_written(tmp_path):
+def test_what_is_written(tmp_path, monkeypatch, users_dots):
+    monkeypatch.setattr(style.image, "__defaults__", users_dots)
     pdf, png = style.save(simple(), tmp_path / "deep" / "lr0.1", ("pdf", "png"))
     assert pdf.name == "lr0.1.pdf" and imread(png).shape[:2] == (450, 600)  # 300 dots an inch
     assert b"/FontType 42" in pdf.read_bytes() or b"/CIDFontType2" in pdf.read_bytes()
@@ -234,7 +235,7 @@ ON_WHAT_IT_NAMES = ("plane",)
 def words_of(fig):
     """Texts that are drawn, with their corners [4, 2] in pixels, slanted as they are; ticks beyond the ends of their axis are
     not."""
-    fig.canvas.draw()
+    fig.draw_without_rendering()
     renderer = fig.canvas.get_renderer()
     axes = [
         axis

@@ -16,7 +16,6 @@ import fldiag
 from fldiag import device
 from fldiag.device import device_of, full_precision
 from fldiag.errors import FldiagError
-from fldiag.execution import open_pool
 from fldiag.training.setup import Setup
 
 NET, DATA = torch.nn.Linear(2, 3), (torch.eye(2), torch.tensor([0, 2]))
@@ -143,25 +142,19 @@ if hasattr(CUDNN, "conv"):
     ]
 
 
-def precision():
-    """Of convolutions; and whether they come out the same each time."""
-    tf32 = CUDNN.conv.fp32_precision == "tf32" if hasattr(CUDNN, "conv") else CUDNN.allow_tf32
-    return tf32, CUDNN.deterministic
-
-
 @pytest.mark.parametrize(("place", "name", "value"), CHOICES)
 def test_full_precision_holds_inside_alone_whatever_was_chosen(place, name, value):
     chosen = getattr(place, name)
     setattr(place, name, value)
     try:
-        before = precision()
+        before = helpers.precision()
         with full_precision(), full_precision():
-            assert precision() == (False, True)
+            assert helpers.precision() == (False, True)
             with CUDNN.flags(
                 enabled=False
             ):  # as models do whose recurrent layers are differentiated twice
                 pass
-        assert precision() == before
+        assert helpers.precision() == before
     finally:
         setattr(place, name, chosen)
 
@@ -172,7 +165,7 @@ class Observer(torch.nn.Linear):
     seen: list = []  # noqa: RUF012
 
     def forward(self, x):
-        self.seen.append(precision())
+        self.seen.append(helpers.precision())
         return super().forward(x)
 
 
@@ -193,13 +186,3 @@ def diagnose_observed(tmp_path):
 def test_training_and_diagnostics_compute_in_full_precision(compute, tmp_path):
     compute(tmp_path)
     assert Observer.seen and set(Observer.seen) == {(False, True)}
-
-
-def flags(shared, item):
-    return precision()
-
-
-@pytest.mark.parametrize("executor", ["serial", "processes:2"])
-def test_units_of_work_are_done_in_full_precision(executor):
-    with open_pool(executor, flags, None) as pool:
-        assert set(pool.map([1, 2])) == {(False, True)}
