@@ -181,6 +181,6 @@ def finite(value: Tensor) -> Tensor:
         raise FldiagError(
             "the loss, its gradient or a product with its Hessian is not finite: the training diverged, the data hold NaN, no "
             "label counts, or there is a root or logarithm at 0",
-            "use dtype float64, or weights from before that; keep arguments off 0, for example sqrt(x + 1e-12)",
+            "use dtype float64, or weights from before it diverged; keep arguments off 0, for example sqrt(x + 1e-12)",
         )
     return value

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from fldiag.curvature.operator import Curvature, Differences, finite, slopes
 from fldiag.device import device_of
 from fldiag.errors import FldiagError, error_place, nearest
+from fldiag.losses import form_of
 from fldiag.params import Layout, unwrap_model
 from fldiag.problem.data import (
     Batch,
@@ -167,8 +168,7 @@ class Problem:
             raise FldiagError(f"weights do not fit the model: {', '.join(misfits[:6])}")
         # with what was computed once and does not depend on weights
         problem = object.__new__(type(self))
-        own = {k: v for k, v in vars(self).items() if k not in ("centre", "noise")}
-        vars(problem).update(own)
+        vars(problem).update({k: v for k, v in vars(self).items() if k not in ("centre", "noise")})
         problem.place({n: tensors[n] for n in self.state})
         problem.name, problem.labels = name or self.name, dict(labels or self.labels)
         problem.remarks = [*self.remarks]
@@ -189,7 +189,13 @@ class Problem:
 
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
-        about = self.module, self.user_loss, self.layout.names, self.weight_decay, self.dtype
+        about = (
+            self.module,
+            form_of(self.user_loss),
+            self.layout.names,
+            self.weight_decay,
+            self.dtype,
+        )
         code = [text_of(about), *map(code_of, [self.user_loss, *self.module.modules()])]
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
@@ -222,10 +228,10 @@ class Problem:
         except FldiagError:
             raise
         except Exception as error:  # the user's model, loss or data may raise anything
-            kind = f"{type(error).__name__}: {error}{error_place(error)}"
             raise FldiagError(
-                f"model, weights, loss or data failed: {kind}",
+                f"model, weights, loss or data failed: {type(error).__name__}: {error}{error_place(error)}",
                 "check that they fit each other in shapes, types and names, with labels in range",
+                usage=True,
             ) from error
         finally:
             np.random.set_state(numpy)
@@ -296,8 +302,8 @@ class Problem:
         keeps_graph = not self.by_differences  # the probe first: it is not counted
 
         def count_bytes(examples: int) -> int:
-            tensors = saved(lambda: self.slope(self.w, *self.sample(examples), keeps_graph))
-            storages = [t.untyped_storage() for t in tensors]
+            run = partial(self.slope, self.w, *self.sample(examples), keeps_graph)
+            storages = [t.untyped_storage() for t in saved(run)]
             return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
         return max(1, (count_bytes(8) - count_bytes(4)) // 4)
@@ -320,8 +326,7 @@ class Problem:
     def batch(self) -> Function:
         """Number -> batch, kept for the next evaluation where all of them fit a quarter of the memory."""
         size = sum(t.nbytes for t in tree_leaves(self.read(*self.bounds[0])))
-        keep = lru_cache(self.memory // 4 // max(1, size))
-        return keep(lambda i: self.read(*self.bounds[i]))
+        return lru_cache(self.memory // 4 // size)(lambda i: self.read(*self.bounds[i]))
 
     def batches(self) -> Iterator[Batch]:
         """The slice, batch by batch."""

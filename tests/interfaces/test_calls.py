@@ -86,7 +86,6 @@ CALLS = [
     ("spectrum plain.pt", 2, "--data"),
     ("spectrum plain.pt --data digits", 2, "--model"),
     ("spectrum plain.pt --data digits --model small_cnn", 2, "fc1.weight"),
-    ("spectrum CKPT --k 100000", 2, "weights"),
     ("spectrum CKPT --memory 5", 2, "at least 1k"),
     ("spectrum CKPT --slice client:99", 2, "client"),
     ("spectrum CKPT --slice tset", 2, "test"),

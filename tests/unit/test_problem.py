@@ -447,6 +447,7 @@ SOURCES = {
     "a lambda within": f"def loss(z, y): return (lambda: {BODY})()",
     "a function behind another": f"def outer(f): return lambda z, y: f(z, y)\nloss = outer(lambda z, y: {BODY})",
     "a partial function": f"loss = functools.partial(lambda z, y, w: {BODY}, w=1)",
+    "torch's loss": "loss = nn.CrossEntropyLoss(label_smoothing=FACTOR / 10)",
     "an object": f"class Called:\n  def __call__(self, z, y): return {BODY}\nloss = Called()",
 }
 
@@ -456,7 +457,7 @@ def test_the_digest_is_that_of_what_a_loss_computes(source):
     """Wherever the change is, and not of where in a file it is written."""
 
     def digest(factor, lead=""):
-        names = {"F": F, "functools": functools}
+        names = {"F": F, "functools": functools, "nn": nn}
         exec(compile(lead + source.replace("FACTOR", factor), "a" + lead, "exec"), names)
         return fldiag.Problem(mlp(), names["loss"], (X, Y)).digest()
 
