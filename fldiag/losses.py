@@ -31,13 +31,12 @@ GUARD = 1e-12
 #: Label of what counts for nothing: transformers' models and torch's losses pass over it unless told otherwise.
 IGNORED = -100
 
-#: Modules that are functions of torch, and the options that these have in common.
+#: Modules that are functions of torch.
 FUNCTIONS = {
     nn.CrossEntropyLoss: F.cross_entropy,
     nn.NLLLoss: F.nll_loss,
     nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
 }
-OPTIONS = ("weight", "ignore_index", "reduction", "label_smoothing")
 
 
 # -- losses of a model's outputs
@@ -78,6 +77,11 @@ def predicted(outputs: Tensor) -> Tensor:
     return (outputs.squeeze(-1) > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
 
 
+def with_classes_second(outputs: Tensor, y: Tensor) -> Tensor:
+    """Outputs with their classes along axis 1, as torch has them, and not along the last, as language models do."""
+    return outputs if outputs.ndim < 3 or outputs[:, 0].shape == y.shape else outputs.movedim(-1, 1)
+
+
 def half_squared_error(
     outputs: Tensor, y: Tensor, reduction: Literal["mean", "none"] = "mean"
 ) -> Tensor:
@@ -113,21 +117,20 @@ def model_loss(outputs: Any, batch: Any) -> Tensor:
 
 def multi_label(outputs: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Binary cross entropy of logits [..., C] and labels 0 or 1 of every class [..., C]."""
-    return F.binary_cross_entropy_with_logits(outputs, y.to(outputs.dtype), reduction=reduction)
+    return F.binary_cross_entropy_with_logits(outputs, y.to(outputs), reduction=reduction)
 
 
 def is_probabilities(y: Tensor) -> bool:
     """Whether each row of targets [n, classes] holds probabilities of classes: one-hot or soft labels."""
-    if not y.is_floating_point() or y.ndim != 2 or y.shape[1] < 2:
-        return False
-    return bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
+    is_rows = y.is_floating_point() and y.ndim == 2 and y.shape[1] > 1
+    return is_rows and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < 1e-3).all())
 
 
 def form_of(loss: Any) -> tuple[Any, dict[str, Any]]:
     """The function that a loss is, and its options, where it is one of torch or partial."""
     if type(loss) in FUNCTIONS:
-        options = {name: getattr(loss, name) for name in OPTIONS if hasattr(loss, name)}
-        return FUNCTIONS[type(loss)], options
+        names = ("weight", "ignore_index", "reduction", "label_smoothing")
+        return FUNCTIONS[type(loss)], {n: getattr(loss, n) for n in names if hasattr(loss, n)}
     if isinstance(loss, functools.partial) and not loss.args:
         return loss.func, dict(loss.keywords)
     return loss, {}

@@ -6,6 +6,7 @@ which part is the head (the last registered child that has parameters).
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from itertools import compress
 import torch
 from torch import Tensor, nn
 
-from fldiag.errors import FldiagError
+from fldiag.errors import FldiagError, nearest
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,14 @@ class Layout:
             return self
         inside = [s.start >= start and s.stop <= stop for s in self.slices().values()]
         return Layout(tuple(compress(self.names, inside)), tuple(compress(self.shapes, inside)), "")
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names of the tensors that match a pattern. Raises FldiagError where none does."""
+        names = fnmatch.filter(self.names, pattern)
+        if not names:
+            remedy = nearest(pattern, self.names)
+            raise FldiagError(f"{pattern!r} matches no parameter", remedy, usage=True)
+        return names
 
     @cached_property
     def layers(self) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def seed_for(seed: int, purpose: str, *indices: int) -> int:
     """A 63-bit seed from the run seed, a purpose and indices such as (round, client)."""
-    text = ":".join([str(int(seed)), purpose, *(str(int(i)) for i in indices)])
+    text = ":".join(map(str, (int(seed), purpose, *map(int, indices))))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

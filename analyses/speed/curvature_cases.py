@@ -124,7 +124,7 @@ class Case:
 
     @cached_property
     def diagonal(self) -> Tensor:
-        return diagonal(self.double).vector()
+        return diagonal(self.double).vectors()[0]
 
     def announce(self) -> None:
         print(

@@ -125,7 +125,7 @@ def _trace(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
 @FLDIAG.job("diagonal")
 def _diagonal(module: nn.Module, x: Tensor, y: Tensor, seed: int) -> Answer:
     d = diagonal(Problem(module, cross_entropy, (x, y)), seed=seed)
-    return Answer(d.vector(), d.products or None, "" if d.is_exact() else d.estimator())
+    return Answer(d.vectors()[0], d.products or None, "" if d.is_exact() else d.estimator())
 
 
 # ---- PyHessian: power iteration with deflation, Hutchinson until the mean moves by less than the tolerance

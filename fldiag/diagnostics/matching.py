@@ -146,7 +146,7 @@ def hessian(
             space = top.vectors.to("cpu", problem.dtype)
     of_tensors = np.array([whole.part([n]).trace() for n in problem.layout.names], dtype=float)
     traces, errors = torch.from_numpy(np.nan_to_num(of_tensors)).T
-    entries, noise = (v.to("cpu", problem.dtype) for v in (whole.vector(), whole.vector_stderr()))
+    entries, noise = (v.to("cpu", problem.dtype) for v in whole.vectors())
     forms = {
         "diag": (entries, noise, whole.converged),
         "tensor_trace": (traces, errors, bool(errors.norm() <= rtol * traces.norm())),

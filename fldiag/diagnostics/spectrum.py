@@ -92,7 +92,7 @@ def diagonal_rows(problem: Problem, result: Diagonal) -> list[Row]:
     layers = {layer or "(model)": names for layer, names in problem.layout.layers.items()}
     for layer, names in [(None, problem.layout.names), *layers.items()]:
         part = result.part(names)
-        values, errors = part.vector(), part.vector_stderr()
+        values, errors = part.vectors()
         numbers = {"trace": part.trace(), "diagonal_norm": part.norm()}
         for metric, i in (("diagonal_max", values.argmax()), ("diagonal_min", values.argmin())):
             numbers[metric] = float(values[i]), float(errors[i])
@@ -324,7 +324,7 @@ def spectrum(
                 text, "leave out --engine pyhessian, or the other options", usage=True
             )
         return table(rows + pyhessian_rows(problem, k, trace, tol, most, seed), **problem.common)
-    show, names = workspace().show, problem.tensors(params or "*")
+    show, names = workspace().show, problem.layout.matching(params or "*")
     options: dict[str, Any] = {"matrix": matrix, "which": which, "tol": tol, "seed": seed}
     options |= {"max_products": most, "progress": show}
     pairs = eigenpairs(problem, k, names=names, strict=density, **options)

@@ -78,10 +78,9 @@ def as_slice(data: Any) -> Any:
     if isinstance(data, NamedDataset):
         return take(data, "train")
     if isinstance(data, DataLoader):
-        sampler: Any = data.sampler
-        is_plain = type(sampler) in (SequentialSampler, RandomSampler) and data.batch_size
-        is_plain = is_plain and len(sampler) == len(data.dataset)  # type: ignore[arg-type]
-        data = IndexedSlice(data.dataset, data.collate_fn) if is_plain else list(data)
+        whole = IndexedSlice(data.dataset, data.collate_fn)
+        is_plain = type(data.sampler) in (SequentialSampler, RandomSampler) and data.batch_size
+        data = whole if is_plain and len(data.sampler) == whole.n else list(data)  # type: ignore[arg-type]
     if not all(hasattr(data, name) for name in ("n", "name", "batch")):
         if hasattr(data, "__getitem__") and not isinstance(data, (Mapping, tuple, list, Tensor)):
             data = IndexedSlice(data)

@@ -257,13 +257,10 @@ class Diagonal:
         method = "exact" if self.is_exact() else "hutchinson"
         return f"{method}, differences" if self.by_differences else method
 
-    def vector(self) -> Tensor:
-        """The diagonal [P]."""
-        return torch.cat([values for values, *_ in self.tensors.values()])
-
-    def vector_stderr(self) -> Tensor:
-        """Its standard errors [P]; 0 where it is exact."""
-        return torch.cat([stderr for _, stderr, _ in self.tensors.values()])
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """The diagonal [P], and its standard errors [P], which are 0 where it is exact."""
+        values, errors, _ = zip(*self.tensors.values(), strict=True)
+        return torch.cat(values), torch.cat(errors)
 
     def trace(self) -> tuple[float, float | None]:
         """The trace and its standard error (None where it is exact)."""
@@ -275,7 +272,7 @@ class Diagonal:
 
     def norm(self) -> tuple[float, float | None]:
         """The Euclidean norm, without the part that noise adds to it, and its standard error to first order."""
-        size, error = norm(self.vector(), self.vector_stderr())
+        size, error = norm(*self.vectors())
         return size, None if self.is_exact() else error
 
 

@@ -6,7 +6,6 @@ and padding count the same whatever the batch size.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +16,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fldiag.errors import FldiagError
-from fldiag.losses import IGNORED, form_of, is_probabilities, multi_label
+from fldiag.losses import IGNORED, form_of, is_probabilities, multi_label, with_classes_second
 from fldiag.problem.data import Function, Tree, count, cut, describe
 from fldiag.results.summary import guess_accuracy
 from fldiag.results.table import Row
+
+#: What a loss may be the mean of.
+COUNTS: dict[str, Function] = {
+    "examples": count,
+    "labels that count": lambda y: (y["labels"] != IGNORED).sum(),
+    "labels after the first": lambda y: (y["labels"][:, 1:] != IGNORED).sum(),
+}
 
 
 @dataclass(frozen=True)
@@ -79,16 +85,13 @@ def as_sums(loss: Function, call: Function, x: Tree, y: Tree) -> Loss:
     if function is F.binary_cross_entropy_with_logits and is_labels:
         return as_sums(lambda z, y: loss(z, y.to(z)), call, x, y)
     z = call(x)
-    value, forms = loss(z, y), [_mean(loss, count)]
+    value, forms = loss(z, y), [_mean(loss, "examples")]
     if isinstance(value, (tuple, list)):
         # the outputs decide nothing about what counts
         is_of_targets = bool(value[1] == loss(2 * z, y)[1])
         forms = [Loss(loss, "what it counts")] if is_of_targets else []
-    if isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
-        forms += [
-            _mean(loss, functools.partial(_count_labels, first), what)
-            for first, what in enumerate(("labels that count", "labels after the first"))
-        ]
+    elif isinstance(z, Mapping) and isinstance(y, Mapping) and y["labels"].ndim > 1:
+        forms = [_mean(loss, what) for what in COUNTS]
         # halves must differ in how much counts: of the examples with fewer labels the first label alone
         x, y = cut((x, y), (y["labels"] != IGNORED).flatten(1).sum(1).argsort(descending=True))
         labels = y["labels"].clone()
@@ -106,15 +109,11 @@ def as_sums(loss: Function, call: Function, x: Tree, y: Tree) -> Loss:
     )
 
 
-def _count_labels(first: int, y: Tree) -> Tensor:
-    return (y["labels"][:, first:] != IGNORED).sum()
-
-
-def _mean(loss: Function, count: Function, what: str = "examples") -> Loss:
-    """A mean over what ``count`` counts, as sums. The mean over nothing, NaN, is a sum of 0."""
+def _mean(loss: Function, what: str) -> Loss:
+    """A mean over one of ``COUNTS``, as sums. The mean over nothing, NaN, is a sum of 0."""
 
     def sums(z: Any, y: Tree) -> Any:
-        number = count(y)
+        number = COUNTS[what](y)
         return loss(z, y).reshape(()) * number if number else torch.zeros(()), number
 
     return Loss(sums, what)
@@ -138,7 +137,7 @@ def _entropy(
     **options: Any,
 ) -> Loss:
     def single(z: Tensor, y: Tensor) -> Any:
-        z = _with_classes_second(z, y)
+        z = with_classes_second(z, y)
         common: Any = {"weight": None if weight is None else weight.to(z), "reduction": "none"}
         common["ignore_index"] = ignore_index
         losses = function(z, y, **common, **options)
@@ -146,11 +145,6 @@ def _entropy(
         return [t.reshape(len(y), -1).sum(1) for t in (losses, counts)]
 
     return Loss(lambda z, y: [t.sum() for t in single(z, y)], single=single)
-
-
-def _with_classes_second(z: Tensor, y: Tensor) -> Tensor:
-    """Outputs with their classes along axis 1, as torch has them, and not along the last, as language models do."""
-    return z if z.ndim < 3 or z[:, 0].shape == y.shape else z.movedim(-1, 1)
 
 
 # -- scores
@@ -220,7 +214,7 @@ def answers(loss: Any, z: Any, y: Any) -> tuple[Tensor, Tensor] | None:
         y = y.argmax(1)
     if y.is_floating_point() or z.ndim < 2:
         return None
-    z = _with_classes_second(z, y)
+    z = with_classes_second(z, y)
     labels = y.masked_fill(y == options.get("ignore_index", IGNORED), -1)
     if z[:, 0].shape != y.shape or int(labels.max()) >= z.shape[1]:
         return None

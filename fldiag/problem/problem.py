@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import math
 import random
 import re
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from fldiag.curvature.operator import Curvature, Differences, finite, slopes
 from fldiag.device import device_of
-from fldiag.errors import FldiagError, error_place, nearest
+from fldiag.errors import FldiagError, error_place
 from fldiag.losses import form_of
 from fldiag.params import Layout, unwrap_model
 from fldiag.problem.data import (
@@ -129,8 +128,7 @@ class Problem:
         return {n: self.state[n] for n, _ in self.module.named_buffers()}
 
     def __repr__(self) -> str:
-        name = f"{self.name!r}, " if self.name else ""
-        return f"Problem({name}{self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
+        return f"Problem({self.name!r}, {self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was computed once: whoever gets a copy does that again."""
@@ -211,11 +209,8 @@ class Problem:
         layers are the same function without gradients, and an error is a FldiagError.
         """
         kind, fast = self.device.type, torch.backends.mha
-        numpy, python, is_fast = (
-            np.random.get_state(),
-            random.getstate(),
-            fast.get_fastpath_enabled(),
-        )
+        numpy, python = np.random.get_state(), random.getstate()
+        is_fast = fast.get_fastpath_enabled()
         fast.set_fastpath_enabled(False)
         precision, attention = torch.autocast(kind, enabled=False), sdpa_kernel(SDPBackend.MATH)
         try:
@@ -459,14 +454,6 @@ class Problem:
         operator = self.hessian(names=names)
         rows = torch.stack([operator(row) for row in torch.eye(operator.size).to(self.w)])
         return (rows + rows.T) / 2
-
-    def tensors(self, pattern: str) -> list[str]:
-        """The names of the tensors that match a pattern. Raises FldiagError where none does."""
-        names = fnmatch.filter(self.layout.names, pattern)
-        if not names:
-            remedy = nearest(pattern, self.layout.names)
-            raise FldiagError(f"{pattern!r} matches no parameter", remedy, usage=True)
-        return names
 
 
 def channels_last(tensors: Tensors) -> dict[str, Tensor]:

@@ -89,8 +89,8 @@ def test_exact_trace_and_diagonal_within_the_scatter_of_pyhessian(trained):
     ours = diagonal(Problem(net, cross_entropy, (x, y)))
     double = diagonal(Problem(net, cross_entropy, (x, y), dtype=torch.float64))
     assert ours.is_exact() and ours.trace()[0] == pytest.approx(double.trace()[0], rel=1e-5)
-    values = double.vector()
-    assert torch.allclose(ours.vector(), values, rtol=1e-3, atol=1e-5 * float(values.max()))
+    values = double.vectors()[0]
+    assert torch.allclose(ours.vectors()[0], values, rtol=1e-3, atol=1e-5 * float(values.max()))
     engine = pyhessian.hessian(net, nn.CrossEntropyLoss(), data=(x, y), cuda=False)
     torch.manual_seed(3)
     samples = np.array(engine.trace(maxIter=60, tol=0.0))
@@ -100,7 +100,7 @@ def test_exact_trace_and_diagonal_within_the_scatter_of_pyhessian(trained):
 def test_the_diagonal_is_that_of_unit_vectors(trained):
     net, given = trained
     p = Problem(net, cross_entropy, given, dtype=torch.float64)
-    values, h = diagonal(p).vector(), p.hessian()
+    values, h = diagonal(p).vectors()[0], p.hessian()
     for at in np.linspace(0, p.layout.size - 1, 12).astype(int):
         e = torch.zeros_like(p.w)
         e[at] = 1.0

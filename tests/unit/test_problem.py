@@ -225,8 +225,8 @@ def test_standard_errors_of_estimated_entries_are_those_of_their_errors():
     true, squares, stated = p.dense().diagonal()[:25], 0.0, 0.0
     for seed in range(40):
         result = diagonal(p, max_products=4, seed=seed)
-        squares += (result.vector()[:25] - true).square().sum()
-        stated += result.vector_stderr()[:25].square().sum()
+        squares += (result.vectors()[0][:25] - true).square().sum()
+        stated += result.vectors()[1][:25].square().sum()
     assert 0.7 < squares / stated < 1.4
 
 
@@ -241,7 +241,7 @@ def test_a_weight_that_is_used_beside_its_layer_has_its_own_diagonal():
 
     torch.manual_seed(2)
     p = fldiag.Problem(Twice().double(), F.cross_entropy, (X.double(), Y), dtype=torch.float64)
-    torch.testing.assert_close(diagonal(p).vector(), p.dense().diagonal())
+    torch.testing.assert_close(diagonal(p).vectors()[0], p.dense().diagonal())
 
 
 def test_a_scatter_is_that_of_ten_random_vectors_or_more():
@@ -396,7 +396,7 @@ def test_exact_diagonals_of_losses_that_are_not_convex_in_the_outputs():
     )
     result = diagonal(p)
     assert result.is_exact() and float(p.dense().diagonal().min()) < 0
-    torch.testing.assert_close(result.vector(), p.dense().diagonal())
+    torch.testing.assert_close(result.vectors()[0], p.dense().diagonal())
 
 
 def test_ignored_classes_have_no_part_in_the_accuracy():
