@@ -67,12 +67,12 @@ class Krylov:
 
     def reduce(self, v: Tensor) -> Tensor:
         """Subtract the part of v in the rows, in place; its coefficients."""
-        total = v.new_zeros(len(self.rows))
+        total, wide = v.new_zeros(len(self.rows)), torch.empty_like(v)
         for _ in range(2):  # once leaves what cancellation hid
             for i, row in enumerate(self.rows):
-                wide = row.double()
+                wide.copy_(row)  # new memory for each row would cost as much as the sums
                 coefficient = wide @ v
-                v.sub_(coefficient * wide)
+                v.sub_(wide.mul_(coefficient))
                 total[i] += coefficient
         return total
 

@@ -120,7 +120,7 @@ def check(problem: Any) -> tuple[torch.dtype, bool]:
     """
     with problem.guarded():
         x, y = problem.sample()
-        # so that random numbers in user code are others, here and in two evaluations (their states are put back)
+        # random numbers of user code shall be others: a reading puts their states back, an evaluation in here does not
         torch.rand(1), np.random.rand(), random.random()
         if not same((x, y), problem.sample()):
             raise FldiagError(
