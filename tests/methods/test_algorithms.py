@@ -13,7 +13,7 @@ from torch.func import grad
 import fldiag
 from fldiag import registry
 
-LR, DECAY, ROUNDS, HIDDEN = 0.1, 0.9, 3, 5
+LR, DECAY, ROUNDS, HIDDEN = 0.1, 0.9, 4, 5
 SEED = 8  # of four clients, 1 joins in round 2, 3 pauses in it, and 0 is gone in round 3
 BODY = slice(0, 5 * HIDDEN)  # 4 -> HIDDEN -> 3
 HEAD = slice(5 * HIDDEN, 8 * HIDDEN + 3)
