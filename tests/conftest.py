@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,6 +22,9 @@ gc.disable()
 # What all installed packages bring is read once for a path of imports, not several times a verb.
 _installed = cache(lambda path, read=importlib.metadata.entry_points: read())
 importlib.metadata.entry_points = lambda **which: _installed((*sys.path,)).select(**which)
+
+# So are the commands built once.
+typer.main.get_command = cache(typer.main.get_command)
 
 # No test cuts the power: what is written need not be on the disk, for which half of a small run's time is waited.
 os.fsync = lambda file: None
