@@ -10,8 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).parent
 #: Folders and files whose tests depend on how a processor rounds: this file and the nightly workflow run them as other ones, too.
 NUMERIC = {
@@ -81,6 +79,8 @@ def lesser(capability: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
+    import torch  # a second or two, which conftest.py does not need
+
     own = torch.backends.cpu.get_cpu_capability()
     failed = []
     print(

@@ -109,8 +109,8 @@ def same(one, other, rounds):
 
 @pytest.fixture(scope="module")
 def workers():
-    """Two processes, which training and diagnostics do not have to start, and which had other work before."""
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+    """A process that training and diagnostics do not have to start, and which had other work before."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         yield executor
 
 

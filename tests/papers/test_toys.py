@@ -82,7 +82,7 @@ def test_clients_rest_at_their_closed_forms():
 
 def test_more_clients_than_a_stack():
     a = np.linspace(0.5, 2.0, 19).tolist()
-    paths = plane.simulate({"name": "fedprox", "mu": 1.0}, a, 0.3, 120)
+    paths = plane.simulate({"name": "fedprox", "mu": 1.0}, a, 0.3, 40)
     expected = [plane.fedprox_end(value, 1.0) for value in a]
     np.testing.assert_allclose(paths[:, -1], expected, atol=1e-6)
 

@@ -46,9 +46,14 @@ def test_two_writers(tmp_path):
         pass
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("whole") / "run", "scaffold", 3)
+
+
 @pytest.mark.parametrize("full_at", range(2, 12))
-def test_a_full_disk_is_one_error_and_the_run_goes_on(tmp_path, monkeypatch, full_at):
-    whole, done = trained(tmp_path / "whole", "scaffold", 3), itertools.count(1)
+def test_a_full_disk_is_one_error_and_the_run_goes_on(whole, tmp_path, monkeypatch, full_at):
+    done = itertools.count(1)
 
     def fill(real):
         def written(path, *rest, **options):
