@@ -19,30 +19,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fldiag import losses
-from fldiag.params import Layout, cosine
+from fldiag.params import cosine
 from fldiag.plotting import style
 from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import sample_mean
 from fldiag.results.summary import Options, SmallTable, Summary
-from fldiag.results.table import Row, last_round, number, only
+from fldiag.results.table import Row, last_round, only
 from fldiag.runs.history import History, Stored
 from fldiag.runs.pool import BATCH, Weights
 
 #: Metric -> how tables and panels call it.
-COLLAPSE = {
+METRICS = {
     "nc1": "NC1: within classes",
     "nc2_norms": "NC2: lengths",
     "nc2_cosines": "NC2: angles",
     "nc3": "NC3: head and means",
     "nc4": "NC4: not nearest mean",
-}
-METRICS = {**COLLAPSE, "effective_rank": "effective rank"}
-#: Moment -> how tables and pictures call its model.
-MODELS = {
-    "received": "received model",
-    "aggregated": "aggregated model",
-    "trained": "clients' models",
+    "effective_rank": "effective rank",
 }
 #: Examples of a whole run.
 Split = Annotated[
@@ -77,14 +71,14 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     {'nc1': 0.0, 'nc2_norms': 0.0, 'nc2_cosines': 0.0, 'nc3': 0.0, 'nc4': 0.0, 'effective_rank': 2.0}
     """
     numbers = dict.fromkeys(METRICS, math.nan)
-    noise, largest = torch.finfo(torch.float32).eps, float(h.abs().max())
+    noise, largest = torch.finfo(torch.float32).eps, h.abs().max()
     if not math.isfinite(largest):
         return numbers
     singular = torch.linalg.svdvals(h - h.mean(0))
-    if float(singular.max()) <= noise * largest * math.sqrt(h.numel()):
+    if singular.max() <= noise * largest * math.sqrt(h.numel()):
         return numbers
     numbers["effective_rank"] = effective_rank(singular)
-    classes, label, sizes = y.flatten().unique(return_inverse=True, return_counts=True)
+    classes, label, sizes = y.unique(return_inverse=True, return_counts=True)
     count = len(classes)
     if y.is_floating_point() or y.ndim > 1 or count < 2:
         return numbers
@@ -92,7 +86,7 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     nearest = classes[torch.cdist(h, means).argmin(1)]
     numbers["nc4"] = float((nearest != answers).double().mean())
     between = means - means.mean(0)
-    if float(between.abs().max()) <= noise * largest:
+    if between.abs().max() <= noise * largest:
         return numbers
     # the square roots of Sigma_B^+ / C: with each class alike, Sigma_B is between' between / C
     inverse = torch.linalg.pinv(between, rtol=noise * max(between.shape))
@@ -103,7 +97,7 @@ def geometry_of(h: Tensor, y: Tensor, answers: Tensor, head: Tensor) -> dict[str
     numbers["nc1"] = float((spread / sizes[label]).sum()) / count
     numbers["nc2_norms"] = float(norms.std() / norms.mean())
     numbers["nc2_cosines"] = float(angles.abs().mean())
-    if len(head) > int(classes.max()):
+    if len(head) > classes.max():
         rows = head[classes] - head[classes].mean(0)
         numbers["nc3"] = float((rows / rows.norm() - between / between.norm()).norm())
     return numbers
@@ -132,33 +126,38 @@ def unit_gram(output: Tensor) -> Tensor:
 # A run
 
 
+@torch.no_grad()
 def round_rows(history: History, stored: Stored, split: str) -> list[Row]:
     """The rows of the received, the aggregated and the trained models of a round."""
     segment, rows = history.segment(split), list[Row]()
-    models: list[tuple[str, int | None, Weights]]
-    models = [("received", None, stored.start), ("aggregated", None, stored.end)]
-    models += [("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)]
+    models = [
+        ("received", None, stored.start),
+        ("aggregated", None, stored.end),
+        *(("trained", k, stored.client(j)) for j, k in enumerate(stored.ids)),
+    ]
     for moment, k, weights in models:
         features, outputs, head = seen_by_head(history, weights, segment)
         numbers = dict.fromkeys(METRICS, math.nan)
         if head is not None:
-            y, matrix = history.pool.y[segment].to(outputs.device), head.weight.detach().double()
+            y, matrix = history.pool.y[segment].to(outputs.device), head.weight.double()
             numbers = geometry_of(features.double(), y, losses.predicted(outputs), matrix)
-        about: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
-        about["n_examples"] = len(outputs)
-        rows += [{**about, "metric": metric, "value": v} for metric, v in numbers.items()]
-    trained: Row = {"moment": "trained", "scope": "global"}
-    clients = only(pd.DataFrame(rows), scope="client").dropna(subset=["value"])
-    for metric in METRICS:
-        values = only(clients, metric=metric)["value"]
-        rows.append({**trained, "metric": metric, "n_clients": len(values), **sample_mean(values)})
-    rows += [{**trained, **row} for row in similarity_rows(history, stored, segment)]
-    return [{"slice": split, **row} for row in rows]
-
-
-def load(history: History, weights: Weights) -> nn.Module:
-    """A copy of the model with these weights, in evaluation mode."""
-    return history.problem(weights, history.pool.test, "").module
+        rows += [
+            {
+                "moment": moment,
+                "scope": "global" if k is None else "client",
+                "client": k,
+                "n_examples": len(outputs),
+                "metric": metric,
+                "value": value,
+            }
+            for metric, value in numbers.items()
+        ]
+    clients = only(pd.DataFrame(rows), moment="trained").groupby("metric", sort=False)["value"]
+    common = [
+        *({"metric": m, "n_clients": v.count(), **sample_mean(v.dropna())} for m, v in clients),
+        *similarity_rows(history, stored, segment),
+    ]
+    return [*rows, *({"moment": "trained", "scope": "global", **row} for row in common)]
 
 
 def watch(layers: Iterable[nn.Module]) -> dict[nn.Module, tuple[Any, Any]]:
@@ -173,41 +172,40 @@ def watch(layers: Iterable[nn.Module]) -> dict[nn.Module, tuple[Any, Any]]:
 def seen_by_head(history: History, weights: Weights, segment: slice) -> tuple[Tensor, Tensor, Any]:
     """What a model's head receives on a segment of the pool [n, d], the model's outputs, and the head: the linear layer whose
     output is the model's. Without one (None), or another layer, the outputs stand for the features."""
-    module, pool, head = load(history, weights), history.pool, None
+    problem, head = history.problem(weights, segment, ""), None
     features, outputs = list[Tensor](), list[Tensor]()
-    is_deep = len(Layout.of(module).layers) > 1
-    calls = watch(m for m in module.modules() if isinstance(m, nn.Linear) and is_deep)
-    for piece in pool.batches(segment, BATCH):
-        output = module(pool.read(piece.start, piece.stop)[0])
+    is_deep = len(problem.layout.layers) > 1
+    calls = watch(m for m in problem.module.modules() if isinstance(m, nn.Linear) and is_deep)
+    for start in range(0, problem.n, BATCH):
+        output = problem.module(problem.read(start, start + BATCH)[0])
         head = next((m for m, (_, made) in calls.items() if made is output), None)
         features.append((calls[head][0][0] if head else output).flatten(1))
         outputs.append(output)
     return torch.cat(features), torch.cat(outputs), head
 
 
-@torch.no_grad()
 def similarity_rows(history: History, stored: Stored, segment: slice) -> Iterator[Row]:
     """Linear CKA (Kornblith et al. 2019) of every two clients' trained models, by layer, and its mean over the pairs."""
-    ids, places = stored.ids, range(segment.stop)[segment]
-    places = places[:: -(-len(places) // SIMILAR)]
-    x = torch.cat([history.pool.read(i, i + 1)[0] for i in places])
-    grams: dict[str, list[Tensor]] = {}
-    for j in range(len(ids)):
-        module = load(history, stored.client(j))
-        layers = {m: n for n, m in module.named_modules() if n and n in history.layout.layers}
+    if len(stored.ids) < 2:
+        return
+    step = -(-(segment.stop - segment.start) // SIMILAR)
+    spread, grams = slice(segment.start, segment.stop, step), dict[str, list[Tensor]]()
+    for j in range(len(stored.ids)):
+        problem = history.problem(stored.client(j), spread, "")
+        module, names = problem.module, problem.layout.layers
+        layers = {m: n for n, m in module.named_modules() if n and n in names}
         calls = watch(layers)
-        module(x)
+        module(problem.read(0, problem.n)[0])
         for m, (_, output) in calls.items():
-            if isinstance(output, Tensor) and output.ndim > 1 and len(output) == len(x):
+            if isinstance(output, Tensor) and output.ndim > 1 and len(output) == problem.n:
                 grams.setdefault(layers[m], []).append(unit_gram(output))
-    for layer, of_clients in grams.items() if len(ids) > 1 else ():
+    for layer, of_clients in grams.items():
         stack = torch.stack(of_clients)
         similarity = (stack @ stack.T).clamp(0, 1).fill_diagonal_(torch.nan).cpu().numpy()
-        frame = pd.DataFrame(similarity, ids, ids)
-        about = {"metric": "cka", "layer": layer, "n_examples": len(x)}
-        for a, b in combinations(ids, 2):
-            pair = {"scope": "pair", "client": a, "client_b": b}
-            yield {**about, **pair, "value": frame.at[a, b]}
+        frame = pd.DataFrame(similarity, stored.ids, stored.ids)
+        about = {"metric": "cka", "layer": layer, "n_examples": problem.n}
+        for a, b in combinations(stored.ids, 2):
+            yield {**about, "scope": "pair", "client": a, "client_b": b, "value": frame.at[a, b]}
         each = frame.mean().dropna()
         # over clients as a sample: of a U-statistic, to first order
         stderr = 2 * each.sem() if len(each) > 2 else None
@@ -220,34 +218,29 @@ def similarity_rows(history: History, stored: Stored, segment: slice) -> Iterato
 def draw(frame: pd.DataFrame) -> style.Figure:
     """A panel a number that has values, over the rounds (clients: mean with standard error, and a dot each), and the mean CKA of
     two clients by layer in the last round."""
-    frame, look = frame.dropna(subset=["value"]), style.look(2)
-    clients, whole = only(frame, scope="client"), only(frame, scope="global")
-    metrics = [metric for metric in METRICS if metric in set(frame["metric"])]
-    looks = {text: style.look(place) for place, text in enumerate(MODELS.values())}
-    cka = only(whole, metric="cka", round=last_round(frame, "cka"))
+    frame = frame.dropna(subset=["value"])
+    rows = only(frame, metric=set(METRICS))
+    looks, groups = style.looks(rows["moment"]), rows.groupby("metric", sort=False)
+    cka = only(frame, metric="cka", scope="global", round=last_round(frame, "cka"))
     with style.paper():
-        fig, (*panels, similarity) = style.panels(len(metrics) + 1, 2.0, across=4, least=1.6)
-        for ax, metric in zip(panels, metrics, strict=True):
-            dots(ax, only(clients, metric=metric), look.color)
-            means = only(whole, metric=metric)
-            lines(ax, {text: only(means, moment=name) for name, text in MODELS.items()}, looks)
-            wide_range(ax, floats(only(frame, metric=metric)["value"]))
+        fig, axes = style.panels(len(groups) + 1, 2.0, across=4, least=1.6)
+        for ax, (metric, rows) in zip(axes, groups, strict=False):
+            dots(ax, only(rows, scope="client"), style.look(2).color)
+            means = only(rows, scope="global").groupby("moment", sort=False)
+            lines(ax, dict(list(means)), looks)
+            wide_range(ax, floats(rows["value"]))
             ax.set_title(METRICS[metric])
-        bars(similarity, cka, {run: look for run in cka["run"].unique()})
-        similarity.set_title("CKA, last round")
-        if metrics:
-            style.legend_of_runs(fig, looks)
+        bars(axes[-1], cka, dict.fromkeys(cka["run"], style.look(2)))
+        axes[-1].set_title("CKA, last round")
+        style.legend_of_runs(fig, looks)
     return fig
 
 
 def summary(frame: pd.DataFrame, options: Options) -> Summary:
-    """The numbers and how alike the layers are in the last round, and why numbers are missing."""
+    """The numbers of the last round, and how alike the layers are in it."""
     last = only(frame, scope="global", round=last_round(frame, "effective_rank"))
-    lines = [
-        {"model": text, **{m: number(last, m, moment=name) for m in METRICS}}
-        for name, text in MODELS.items()
-    ]
-    yield SmallTable(lines, {"model": "features of", **METRICS})
+    numbers = only(last, metric=set(METRICS)).pivot(index="moment", columns="metric")["value"]
+    yield SmallTable.of(numbers.reset_index(), {"moment": "features of", **METRICS})
     cka = only(last, metric="cka")
     yield SmallTable.of(cka[["layer", "value"]], {"layer": "layer", "value": "CKA"})
 
@@ -308,5 +301,7 @@ def geometry(
     """
     rows = history.map_rounds(round_rows, split=slice)
     for row in rows:
-        row |= {"estimator": "exact", **({"note": UNDEFINED} if pd.isna(row["value"]) else {})}
+        row |= {"slice": slice, "estimator": "exact"}
+        if pd.isna(row["value"]):
+            row["note"] = UNDEFINED
     return history.table([*rows, *history.final_rows()])
