@@ -48,15 +48,12 @@ def commands(args):
     """Each a process of its own; ratios to importing torch. Results go to a new folder every time, or (``again``) to the same."""
     fldiag, sides = ("-m", "fldiag.cli"), []
     with tempfile.TemporaryDirectory() as folder:
-        history, rounds = f"{folder}/history", ("--set", f"rounds={args.rounds}")
-        run(*fldiag, "train", "digits", *rounds, "--set", "model.name=mlp", "--out", history)
         for title, words, out in (
             ("import torch", ("-c", "import torch"), None),
             ("import fldiag", ("-c", "import fldiag"), None),
             ("fldiag --help", (*fldiag, "--help"), None),
             ("fldiag landscape CKPT", (*fldiag, "landscape", CHECKPOINT), "new"),
             ("again: fldiag landscape CKPT", (*fldiag, "landscape", CHECKPOINT), "one"),
-            ("again: fldiag landscape RUN", (*fldiag, "landscape", history), "other"),
         ):
 
             def prepare(seed, words=words, out=out):
@@ -120,7 +117,6 @@ def main():
     parser.add_argument("--only", choices=parts, nargs="+", default=parts)
     parser.add_argument("--model", choices=("cifar", "resnet"), default="cifar")
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=30, help="of the run that is asked about")
     parser.add_argument("--runs", type=int, default=5, help="turns")
     args = parser.parse_args()
     args.limit = args.patience = LIMIT
