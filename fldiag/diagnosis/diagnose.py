@@ -28,7 +28,7 @@ from fldiag.diagnosis.subjects import (
 from fldiag.errors import FldiagError, nearest
 from fldiag.execution import Workspace
 from fldiag.plotting import style
-from fldiag.problem.problem import Problem, code_of
+from fldiag.problem.problem import code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
 from fldiag.results.files import get_table, put_table, sha256
@@ -230,9 +230,9 @@ def describe(subjects: Sequence[Subject]) -> dict[str, Any]:
         source = source_of(subject)
         if isinstance(source, Run):
             about |= {"run": source.path.name, "config": source.about["hash"]}
-        if isinstance(subject, History):
+        if isinstance(subject, Run | History):
             checkpoints |= subject.files
-        elif isinstance(subject, Problem):
+        else:
             stored = subject.checkpoint
             read = {"file": stored.path.name, "sha256": stored.sha256} if stored else {}
             seen = {"slice": subject.slice_name, "n": subject.n, "inputs": subject.inputs}
