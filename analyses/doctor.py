@@ -9,17 +9,15 @@ two of seeds cannot be seen in one run. Writes doctor.csv, by which the doctor i
 """
 
 import re
-from functools import partial
+from functools import cache, partial
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from pydantic.dataclasses import dataclass
-from torch import nn
+from torch import nn, optim
 from torch.nn import functional as F
-from torch.optim import SGD, Adam
 
 import fldiag
 from fldiag import data
@@ -30,10 +28,8 @@ digits = data.load("digits")
 #: All examples. The last are the test examples.
 X = digits.normalise(torch.cat([digits.train_x, digits.test_x]))
 Y = torch.cat([digits.train_y, digits.test_y])
-N = len(digits.train_y)
-TEST = np.arange(N, len(Y))
-#: Where the head begins among the numbers of ``mlp``.
-HEAD = 2080
+N = 1500
+TEST = np.arange(N, 1797)
 
 
 def mlp(norm=nn.Identity):
@@ -41,10 +37,6 @@ def mlp(norm=nn.Identity):
 
 
 normed = partial(mlp, nn.BatchNorm1d)
-
-
-def convolutional():
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
 
 
 def dead():
@@ -59,7 +51,7 @@ def skewed(f, seed):
     rng = np.random.default_rng(seed)
     while True:
         ends = rng.dirichlet([f.alpha] * f.clients, 10).cumsum(1)
-        owner = (rng.random(N)[:, None] > ends[digits.train_y, :-1]).sum(1)
+        owner = (rng.random((N, 1)) > ends[digits.train_y, :-1]).sum(1)
         parts = [np.flatnonzero(owner == k) for k in range(f.clients)]
         if min(map(len, parts)) >= f.least:
             return parts
@@ -67,7 +59,7 @@ def skewed(f, seed):
 
 def equal(f, seed):
     """A random deal."""
-    return np.array_split(np.random.default_rng(seed).permutation(N)[: f.examples], f.clients)
+    return np.array_split(np.random.default_rng(seed).permutation(N), f.clients)
 
 
 def by_class(f, seed):
@@ -75,50 +67,67 @@ def by_class(f, seed):
     return digits.train_y.argsort(stable=True).tensor_split(10)
 
 
-@dataclass
+def by_writer(f, seed):
+    """The order of the file, where 13 people wrote one after the other."""
+    return np.array_split(range(N), 13)
+
+
+adam = optim.Adam
+momentum_sgd = partial(optim.SGD, momentum=0.9)
+
+
+def sgd(f, k):
+    """A client's optimiser, new in every round."""
+    return f.kind(f.model.parameters(), f.rate)
+
+
+#: With which the client goes on: its momentum is kept.
+kept = cache(sgd)
+
+
+@dataclass(eq=False)
 class Federation:
     """A plain loop of federated averaging. A model is a vector of all numbers of its state_dict.
 
-    ``deal`` (f, seed) gives every client its examples, and ``share`` (parts) changes that. But for the ``absent`` last clients,
-    ``sampled`` take part in a round. They receive the model ``lag`` rounds older than the last. Client k starts from one ``age``
-    rounds older still, but for its own numbers from ``own`` on, and trains on the ``rows`` (f, k) of client ``whose`` (k), seen
-    as ``inputs`` (x) and ``labels`` (k, y); ``upload`` (f, w) is what it returns. All of this is of client ``only``, if given.
-    ``weigh`` (p) changes the clients' shares, ``server`` (f, v) makes the new model of the clients' [K, n], and its ``reported``
-    number is ``report`` (f). In a round there are the received model ``w``, the drawn clients ``ids`` and their shares ``p``;
-    ``past``: the models so far; ``last``: what each client trained last; ``memory``: the server's.
+    ``deal`` (f, seed) gives every client its examples, and ``share`` (parts) changes that. ``sampled`` of the clients
+    ``present`` (f), a number or a list, take part in a round. They receive the model ``lag`` rounds older than the last. Client k
+    starts from the one ``age`` rounds older, but for its own numbers from ``own`` on (2080: the head), and trains on the ``rows``
+    (f, k) of client ``whose`` (k), seen as ``inputs`` (x) and ``labels`` (k, y); ``upload`` (f, w) is what it returns. All of
+    this is of client ``only``, if given. The ``optimiser`` (f, k) is of a ``kind`` of torch's. ``weigh`` (p) changes the clients'
+    shares, ``server`` (f, v) makes the new model of the clients' [K, n], and its ``reported`` number is ``report`` (f). In a
+    ``round`` there are the received model ``w``, the drawn clients ``ids`` and their shares ``p``; ``past``: the models so far;
+    ``last``: what each client trained last; ``memory``: the server's.
     """
 
     seed: int
     method: str = "own"
     clients: int = 10
-    examples: int = N
     alpha: float = 0.3
     least: int = 8
-    absent: int = 0
     sampled: int = 99
     rounds: int = 8
     epochs: int = 2
     batch: int = 16
     rate: float = 0.1
-    spread: float = 0
     only: int = -1
     lag: int = 0
     age: int = 0
     own: int = 9999
-    deal: Any = skewed
-    build: Any = mlp
-    optimiser: Any = SGD
-    x: Any = X
-    share: Any = lambda parts: parts
-    whose: Any = lambda k: k
-    rows: Any = lambda f, k: f.parts[k]
-    inputs: Any = lambda x: x
-    labels: Any = lambda k, y: y
-    upload: Any = lambda f, w: w
-    weigh: Any = lambda p: p
-    server: Any = lambda f, v: f.p @ v
+    deal: object = skewed
+    build: object = mlp
+    kind: object = optim.SGD
+    optimiser: object = sgd
+    present: object = lambda f: len(f.parts)
+    share: object = lambda parts: parts
+    whose: object = lambda k: k
+    rows: object = lambda f, k: f.parts[k]
+    inputs: object = lambda x: x
+    labels: object = lambda k, y: y
+    upload: object = lambda f, w: w
+    weigh: object = lambda p: p
+    server: object = lambda f, v: f.p @ v
     reported: str = "accuracy"
-    report: Any = None
+    report: object = None
 
     def run(self, out):
         """Train and record it in a folder; the run."""
@@ -128,13 +137,15 @@ class Federation:
         state, self.last, self.memory = self.model.state_dict(), {}, 0
         self.layout = Layout([*state], [v.shape for v in state.values()], "")
         self.past = [self.layout.row(state).double()]
-        views, examples = self.layout.views, (self.x, Y, self.x[N:], digits.test_y)
-        with fldiag.Recorder(out, self.model, examples, self.parts, method=self.method) as recorder:
+        views = self.layout.views
+        with fldiag.Recorder(
+            out, self.model, (X, Y, X[N:], digits.test_y), self.parts, method=self.method
+        ) as recorder:
             for t in range(self.rounds):
-                self.round, self.w = t + 1, self.past[-1 - self.lag :][0]
-                self.ids = sorted(rng.permutation(len(self.parts) - self.absent)[: self.sampled])
-                sizes = torch.tensor([len(self.parts[k]) for k in self.ids])
-                self.p = self.weigh(sizes.double() / sizes.sum())
+                self.round, self.w = t, self.past[-1 - self.lag :][0]
+                self.ids = sorted(rng.permutation(self.present(self))[: self.sampled])
+                sizes = torch.tensor([len(self.parts[k]) for k in self.ids]).double()
+                self.p = self.weigh(sizes / sizes.sum())
                 uploads = torch.stack([self.train(k) for k in self.ids])
                 self.past.append(self.server(self, uploads))
                 recorder.round(
@@ -143,17 +154,16 @@ class Federation:
                     aggregated=views(self.past[-1]),
                     metrics=self.report and {self.reported: self.report(self)},
                 )
-        return fldiag.load(out, model=self.model)
+        return fldiag.load(out, model=self.build())
 
     def train(self, k):
         """What client k returns."""
         change = self if self.only in (-1, k) else Federation
         rows = change.rows(self, change.whose(k))
-        x, y = change.inputs(self.x[rows]), change.labels(k, Y[rows])
-        w = self.past[-1 - self.lag - change.age :][0].clone()
+        x, y = change.inputs(X[rows]), change.labels(k, Y[rows])
+        w = self.past[-1 - change.age :][0].clone()
         w[change.own :] = self.last.get(k, w)[change.own :]
-        model = self.load(w).train()
-        optimiser = self.optimiser(model.parameters(), self.rate * (1 + self.spread * k))
+        optimiser, model = self.optimiser(self, k), self.load(w).train()
         for _ in range(self.epochs):
             for batch in torch.randperm(len(y)).split(self.batch):
                 if len(batch) > (self.build is normed):  # no batch-norm of one example
@@ -170,8 +180,8 @@ class Federation:
 
     def accuracy(self, rows=TEST, w=None):
         """Of the last aggregate, or of w."""
-        model = self.load(self.past[-1] if w is None else w).eval()
-        return (model(self.x[rows]).argmax(1) == Y[rows]).double().mean()
+        outputs = self.load(self.past[-1] if w is None else w).eval()(X[rows])
+        return (outputs.argmax(1) == Y[rows]).double().mean()
 
 
 # -- changes
@@ -179,19 +189,43 @@ class Federation:
 
 def redrawn(f, k):
     """Every round deals anew."""
-    return f.deal(f, 99 + f.round)[k]
+    return f.deal(f, 100 + f.round)[k]
 
 
 def shuffled(k, y):
     return y[np.random.default_rng(k).permutation(len(y))]
 
 
+def churn(f):
+    """Clients leave and others come."""
+    return range(f.round // 2, f.round // 2 + 6)
+
+
+def scaffold_sgd(f, k):
+    """Adds c - c_k to every gradient: those of all and of the client at the model before (option I)."""
+    f.model = f.build()
+    losses = F.cross_entropy(f.load(f.past[-2:][0])(X[:N]), digits.train_y, reduction="none")
+    (losses.mean() - losses[f.parts[k]].mean()).backward()
+    for w in f.model.parameters():
+        w.register_hook(partial(torch.add, w.grad))
+    return sgd(f, k)
+
+
 def plain(f, v):
     return v.mean(0)
 
 
-def median(f, v):
-    return v.median(0).values
+def krum_server(f, v):
+    return v[torch.cdist(v, v).sort(1).values[:, :7].norm(dim=1).argmin()]
+
+
+def half(f, v):
+    return f.w + (f.p @ v - f.w).half()
+
+
+def noisy(f, v):
+    """Noise of 1 % of the step."""
+    return f.w.lerp(f.p @ v, 1 + 0.01 * torch.randn_like(f.w))
 
 
 def last_statistics(f, v):
@@ -221,8 +255,9 @@ def case(group, *texts, suffix="", **changes):
     """``texts``: name, settings, and the words. A setting that names a thing of this file is that thing."""
     for text in texts:
         line, _, words = text.partition(": ")
-        pairs = re.findall(r"(\w+)=(\S+)", line)
-        settings = {key: globals().get(value, value) for key, value in pairs}
+        settings = {
+            key: globals().get(value, value) for key, value in re.findall(r"(\w+)=(\S+)", line)
+        }
         CASES[group, line.split()[0] + suffix] = words, changes | settings
 
 
@@ -271,16 +306,19 @@ broken(
     "copied_examples clients=9: clients 2 and 9 hold equal",
     share=lambda parts: [*parts, parts[2]],
 )
-broken("nan_of_client only=5: client 5 are not finite", upload=lambda f, w: w / (f.round != 4))
-broken("nan_of_server: aggregate.*not finite", server=lambda f, v: f.p @ v / (f.round != 4))
-broken("one_less method=fedavg: left out", weigh=lambda p: F.normalize(F.pad(p[:-1], (0, 1)), 1, 0))
+broken("nan_of_client only=5: client 5 are not finite", upload=lambda f, w: w / (f.round != 3))
+broken("nan_of_server: aggregate.*not finite", server=lambda f, v: f.p @ v / (f.round != 3))
+broken(
+    "one_less method=fedavg: left out",
+    weigh=lambda p: F.normalize(p * (torch.arange(10) < 9), 1, 0),
+)
 broken("divided_by_all method=fedavg: do not sum to 1", weigh=lambda p: 0.9 * p)
 broken("rate_twice method=fedavg: multiple", server=lambda f, v: f.w.lerp(f.p @ v, 0.25))
 broken("squared_sizes method=fedavg: other weights", weigh=lambda p: p**2 / (p @ p))
 broken("reports_another_split: reported accuracy", report=lambda f: f.accuracy(TEST[:230]) + 0.03)
 broken(
     "reports_too_much reported=test_acc: reported test_acc",
-    report=lambda f: min(f.accuracy() + 0.04, 1),
+    report=lambda f: f.accuracy() + 0.04,
 )
 broken(
     "reports_training reported=test_accuracy: training data",
@@ -290,10 +328,9 @@ broken(
 planted = partial(case, "planted", method="fedavg")
 planted(
     "uniform_mean server=plain sampled=5: plain mean",
-    "stale_broadcast method=own lag=99: another model than the last aggregate",
+    "stale_broadcast method=own lag=99 age=99: another model than the last aggregate",
     "last_buffers build=normed method=own server=last_statistics: buffers are those of one client",
     "momentum_buffers build=normed server=momentum rounds=12: buffers are",
-    "never_drawn absent=1 sampled=5 rounds=25: client 9 is never drawn",
     "shuffled_labels labels=shuffled sampled=5 only=4 rounds=12: (?:training|updates) of client 4",
     "rate_too_high rate=20: chance|finite|diverged",
     "dead_units build=dead rounds=12: units",
@@ -301,6 +338,7 @@ planted(
     "order_unseeded: seed",
 )
 planted("counted_twice sampled=5: weights|left out", server=lambda f, v: f.p @ v[[0, 0, 2, 3, 4]])
+planted("never_drawn sampled=5 rounds=25: client 9 is never drawn", present=lambda f: 9)
 planted("divisor sampled=5: do not sum to 1", weigh=lambda p: p / 2)
 planted(
     "returns_received sampled=5 only=2 rounds=12: client 2 is exactly zero",
@@ -324,13 +362,12 @@ for deal in (skewed, equal):
     both = partial(case, suffix=f"_{deal.__name__}", deal=deal)
     both(
         "start",
-        "head_kept_by_all own=HEAD: own last",
-        "head_kept_by_one own=HEAD only=3: client 3 .*own last",
-        "own_model_at_one own=0 only=3: client 3 .*own last",
-        "initial_at_one only=3 age=99: client 3 starts from an old",
-        "all_late age=1: clients start from an old model",
-        "one_late only=3 age=2: client 3 starts from an old",
-        rounds=12,
+        "head_kept_by_all own=2080 rounds=12: own last",
+        "head_kept_by_one own=2080 only=3 rounds=12: client 3 .*own last",
+        "own_model_at_one own=0 only=3 rounds=12: client 3 .*own last",
+        "initial_at_one only=3 age=99 rounds=12: client 3 starts from an old",
+        "all_late age=1 rounds=12: clients start from an old model",
+        "one_late only=3 age=2 rounds=12: client 3 starts from an old",
     )
     both(
         "sound",
@@ -345,43 +382,42 @@ for deal in (skewed, equal):
         "tiny_rate rate=1e-5",
         "one_epoch epochs=1",
         "sampled_rarely method=fedavg sampled=2 rounds=20",
-        "unequal_rates rate=0.02 spread=1",
         "batch_norm build=normed",
+        "batch_norm_stated method=fedavg build=normed",
+        "batch_norm_few_steps build=normed epochs=1 batch=64",
         "batch_norm_sampled build=normed sampled=4 rounds=10",
-        "convolutional build=convolutional rounds=6",
         "server_momentum method=fedavgm server=momentum",
         "feddyn method=feddyn server=feddyn_server sampled=5",
-        "personal_heads method=fedper own=HEAD rounds=10",
+        "personal_heads method=fedper own=2080 rounds=10",
         "asynchronous method=fedasync only=3 age=2 rounds=10",
+        "scaffold method=scaffold optimiser=scaffold_sgd",
+        "local_adam kind=adam rate=0.01",
+        "local_momentum kind=momentum_sgd",
+        "momentum_kept kind=momentum_sgd optimiser=kept rate=0.02",
+        "two_clients rounds=12 clients=2",
+        "churn present=churn rounds=10",
     )
-    both("sound", "local_adam rate=0.01", optimiser=Adam)
-    both("sound", "local_momentum", optimiser=partial(SGD, momentum=0.9))
-    both("sound", "signs", upload=lambda f, w: f.w + 0.005 * (w - f.w).sign())
+
 
 sound = partial(case, "sound")
 sound(
     "very_skewed rounds=12 alpha=0.1 least=4",
     "tiny_skewed rounds=12 alpha=0.1 least=1 clients=40",
     "one_class deal=by_class rounds=12",
-    "one_class_sampled deal=by_class sampled=4 rounds=16",
     "one_client deal=equal rounds=12 clients=1",
-    "two_clients rounds=12 clients=2",
-    "three_clients deal=equal rounds=12 clients=3",
-    "3_examples_a_client deal=equal rounds=12 clients=20 examples=60",
-    "20_examples_a_client deal=equal rounds=12 examples=200",
+    "four_clients_nearly_parallel deal=equal rounds=12 clients=4 batch=9999",
+    "20_examples_a_client deal=equal rounds=12 clients=75 sampled=10",
     "converged epochs=3 rounds=40",
-    "median method=fedmedian server=median",
-    "median_unnamed server=median",
+    "krum method=krum server=krum_server",
+    "krum_unnamed server=krum_server",
+    "noise_of_1_percent method=fedavg server=noisy",
+    "half_precision method=fedavg server=half",
+    "natural deal=by_writer rounds=12",
 )
-sound("empty_client clients=9 rounds=12", share=lambda parts: [*parts, []])
-sound("few_rows", x=X[..., 4:5, 4:5].expand_as(X))
 sound(
     "last_minibatch_of_2 build=normed sampled=4 rounds=10 least=32",
     share=lambda parts: [p[: len(p) // 16 * 16 - 14] for p in parts],
 )
-sound("noisy_uploads", upload=lambda f, w: w + 0.01 * torch.randn_like(w))
-sound("percent_report", report=lambda f: (100 * f.accuracy()).round())
-sound("training_report reported=train_acc", report=lambda f: f.accuracy(slice(N)))
 
 
 def judge(group, name, seed):
@@ -390,19 +426,15 @@ def judge(group, name, seed):
     with TemporaryDirectory() as folder:
         run = Federation(seed, **changes).run(folder)
         rows = fldiag.diagnose(run, "doctor", device="cpu").query("severity in ['fault', 'hint']")
-    findings = rows["severity"] + ": " + rows["what"] + " (" + rows["evidence"] + ")"
+    findings = rows.severity + ": " + rows.what + " (" + rows.evidence + ")"
     outcome = "found" if findings.str.contains(words).any() else "missed"
     if group == "sound":
-        outcome = min(rows["severity"], default="clean")  # a fault before a hint
+        outcome = min(rows.severity, default="clean")  # a fault before a hint
     return outcome, "; ".join(findings)
 
 
-def main():
-    rows = [[seed, *case, *judge(*case, seed)] for seed in SEEDS for case in CASES]
-    table = pd.DataFrame(rows, columns=["seed", "group", "case", "outcome", "findings"])
-    table.to_csv(__file__.replace(".py", ".csv"), index=False)
-    print(table.groupby(["group", "outcome", "seed"]).size())
-
-
 if __name__ == "__main__":
-    main()
+    rows = [[seed, *case, *judge(*case, seed)] for seed in SEEDS for case in CASES]
+    pd.DataFrame(rows, columns=["seed", "group", "case", "outcome", "findings"]).to_csv(
+        __file__.replace(".py", ".csv"), index=False
+    )
