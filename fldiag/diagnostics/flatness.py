@@ -57,10 +57,10 @@ def sharpness(problem: Problem, rho: float) -> Row:
     g, before = problem.gradient(), problem.centre
     size = float(g.norm())
     if size < noise_floor(problem.dtype):
-        return {**row, "note": "the gradient is rounding noise"}
+        return {**row, "note": f"the gradient has norm {size:.1e}, rounding noise"}
     after = problem.scores(problem.w.double() + rho / size * g)
     if not math.isfinite(after.loss):
-        return {**row, "note": "the loss after the step is not finite"}
+        return {**row, "note": f"the loss after the step is {after.loss}"}
     rounding = torch.finfo(problem.dtype).eps * (abs(before.loss) + abs(after.loss))
     row |= {"value": after.loss - before.loss, "residual": rounding}
     if before.each is not None and after.each is not None:
@@ -145,7 +145,7 @@ def mean_of_parts(parts: Sequence[Row]) -> Row:
         "stderr": float(np.sqrt(m / (m - 1) * squares)) if m > 1 else None,
         "residual": float(p @ errors),
         "n_clients": m,
-        "n_examples": int(n.sum()),
+        "n_examples": n.sum(),
         "estimator": " and ".join(sorted({row["estimator"] for row in parts})),
     }
 
