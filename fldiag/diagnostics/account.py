@@ -154,10 +154,14 @@ def summary(frame: pd.DataFrame, options: Options) -> Summary:
     lines: list[Row] = []
     for client in only(last, metric="change")["client"]:
         rows = only(last, client=client)
-        line: Row = {"client": "all" if pd.isna(client) else f"{client:g}"}
-        line |= {m: number(rows, m) for m in ("change", *TERMS)}
-        line["without it"] = number(rows, "effect")
-        lines.append({**line, "± stderr": number(rows, "effect", column="stderr")})
+        lines.append(
+            {
+                "client": "all" if pd.isna(client) else f"{client:g}",
+                **{m: number(rows, m) for m in ("change", *TERMS)},
+                "without it": number(rows, "effect"),
+                "± stderr": number(rows, "effect", column="stderr"),
+            }
+        )
     yield SmallTable.of(lines)
 
 

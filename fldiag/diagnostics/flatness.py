@@ -7,7 +7,7 @@ ICML 2024; the gap): only its abstract and opening were read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Annotated, Any
 
@@ -41,11 +41,11 @@ MEASURES = {
 }
 #: Column of the error that comes from computing, not from the choice of clients or examples.
 ERRORS = {"eigenvalue": "bound", "trace": "stderr"}
-LOOKS = {
-    "whole: F at w": style.look(0),
-    "parts: mean of Fₖ at wₖ": style.look(1),
-    "parts at one point: mean of Fₖ at w": style.look(2),
-}
+CURVES = (
+    "whole: F at w",
+    "parts: mean of Fₖ at wₖ",
+    "parts at one point: mean of Fₖ at w",
+)
 
 
 # Of one model
@@ -82,13 +82,14 @@ def flatness_rows(
     seed: int,
 ) -> list[Row]:
     """The rows of a model; of a trained client's with the stability of its gradient ``step``."""
-    settings: dict[str, Any] = {"seed": seed, "progress": workspace().show}
-    rows = [*problem.centre.rows(problem), sharpness(problem, radii[0])]
+    options: dict[str, Any] = {"seed": seed, "progress": workspace().show}
     adaptive = worst_case(problem, adaptive_scale(problem), radii[1], steps=steps, seed=seed)
-    pairs = eigenpairs(problem, 1, tol=tol, max_products=max(100, max_products), **settings)
-    result = diagonal(problem, rtol=rtol, max_products=max_products, **settings)
+    pairs = eigenpairs(problem, 1, tol=tol, max_products=max(100, max_products), **options)
+    result = diagonal(problem, rtol=rtol, max_products=max_products, **options)
     eigenvalue = {**eigenvalue_rows(problem, pairs)[0], "bound": float(pairs.bounds[0])}
-    rows += [
+    rows = [
+        *problem.centre.rows(problem),
+        sharpness(problem, radii[0]),
         {**adaptive, "metric": "adaptive_sharpness"},
         eigenvalue,
         diagonal_rows(result, rtol)[-1],  # the trace
@@ -102,16 +103,14 @@ def flatness_rows(
 # The whole against its parts
 
 
-def gap_rows(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
-    """``…_parts`` and ``…_gap`` of every measure of a round, at the trained weights and at one point.
-
-    ``sizes``: examples by client."""
+def gap_rows(rows: Sequence[Row]) -> list[Row]:
+    """``…_parts`` and ``…_gap`` of every measure of a round, at the trained weights and at one point."""
     gaps: list[Row] = []
     for metric, moment in product(MEASURES, ("trained", "aggregated")):
         group = [row for row in rows if row["metric"] == metric and row["value"] is not None]
         whole = next((row for row in group if row["client"] is None), None)
         parts = [r for r in group if r["client"] is not None and r["moment"] == moment]
-        mean = {"scope": "global", "moment": moment, **mean_of_parts(parts, sizes)}
+        mean = {"scope": "global", "moment": moment, **mean_of_parts(parts)}
         mean["index"] = 1 if metric == "eigenvalue" else None
         # at one point the whole is of the same clients: other clients would move both
         gap = {**mean, "stderr": mean["stderr"] if moment == "trained" else None}
@@ -125,23 +124,28 @@ def gap_rows(rows: Sequence[Row], sizes: Mapping[int, int]) -> list[Row]:
     return gaps
 
 
-def mean_of_parts(parts: Sequence[Row], sizes: Mapping[int, int]) -> Row:
+def mean_of_parts(parts: Sequence[Row]) -> Row:
     """sum p_k v_k of the clients' rows of a measure, with its standard error over clients as a sample (of a ratio, to first
     order) and what the errors of computing add up to; a reason where there are no rows."""
     m = len(parts)
     if not m:
-        note = "no client of this round could be measured"
-        return {"value": None, "stderr": None, "n_clients": 0, "estimator": "exact", "note": note}
-    n = np.array([sizes[row["client"]] for row in parts], dtype=float)
-    p, values = n / n.sum(), np.array([row["value"] for row in parts])
+        return {
+            "value": None,
+            "stderr": None,
+            "n_clients": 0,
+            "estimator": "exact",
+            "note": "no client of this round could be measured",
+        }
+    n, values, errors = np.array([(r["n_examples"], r["value"], error(r)) for r in parts]).T.copy()
+    p = n / n.sum()
     value = math.fsum(p * values)
     squares = np.sum((p * (values - value)) ** 2)
     return {
         "value": value,
         "stderr": float(np.sqrt(m / (m - 1) * squares)) if m > 1 else None,
-        "residual": float(p @ np.array([error(row) for row in parts])),
+        "residual": float(p @ errors),
         "n_clients": m,
-        "n_examples": int(n.sum()),
+        "n_examples": n.sum(),
         "estimator": " and ".join(sorted({row["estimator"] for row in parts})),
     }
 
@@ -157,6 +161,7 @@ def error(row: Row) -> float:
 def draw(frame: pd.DataFrame) -> style.Figure:
     """Every measure of the whole, of its parts at their trained weights (band: standard error over the clients; a dot a client)
     and of its parts at the whole's weights, over the rounds."""
+    looks = style.looks(CURVES)
     with style.paper():
         fig, axes = style.panels(len(MEASURES), 2.1, across=4, least=1.6)
         for ax, (metric, title) in zip(axes, MEASURES.items(), strict=True):
@@ -164,10 +169,10 @@ def draw(frame: pd.DataFrame) -> style.Figure:
             whole = only(rows, scope="global").assign(stderr=None)  # over examples
             curves = whole, *(only(parts, moment=m) for m in ("trained", "aggregated"))
             dots(ax, only(rows, scope="client", moment="trained"), style.look(1).color)
-            lines(ax, dict(zip(LOOKS, curves, strict=True)), LOOKS)
+            lines(ax, dict(zip(CURVES, curves, strict=True)), looks)
             wide_range(ax, floats(pd.concat([rows, parts])["value"].dropna()))
             ax.set_title(title)
-        style.legend_of_runs(fig, LOOKS)
+        style.legend_of_runs(fig, looks)
     return fig
 
 
@@ -261,24 +266,23 @@ def flatness(
     Raises:
         FldiagError: no round has client weights, or in no round the curvature can be computed.
     """
-    places = (history.pool.train_slice(k) for k in range(len(history.parts)))
-    sizes = {k: n for k, place in enumerate(places) if (n := place.stop - place.start)}
     training, rows = history.training, list[Row]()
     is_sgd = "lr" in training and training.get("optimizer", "sgd") == "sgd"
     for stored in history.each():
         r = stored.round
         if r % every and r != history.rounds[-1]:
             continue
-        units: list[Unit] = [(r, "aggregated", None, "global")]
-        units += [(r, "aggregated", k, "client") for k in sizes]
-        units += [(r, "trained", k, "client") for k in stored.ids]
-        decay = float(training.get("lr_decay", 1.0)) ** (r - 1)
-        step = float(training["lr"]) * decay if is_sgd else None
+        units: list[Unit] = [
+            (r, "aggregated", None, "global"),
+            *((r, "aggregated", k, "client") for k, part in enumerate(history.parts) if len(part)),
+            *((r, "trained", k, "client") for k in stored.ids),
+        ]
+        decay = training.get("lr_decay", 1.0) ** (r - 1)
         results = on_surfaces(
             history,
             units,
             flatness_rows,
-            step=step,
+            step=training["lr"] * decay if is_sgd else None,
             radii=(rho, adaptive_rho),
             steps=steps,
             tol=tol,
@@ -286,8 +290,8 @@ def flatness(
             max_products=max_products,
             seed=seed,
         )
-        models = [row for _, result in results for row in result]
-        rows += [*models, *({"round": r, **row} for row in gap_rows(models, sizes))]
+        models = [row for result in results for row in result]
+        rows += [*models, *({"round": r, **row} for row in gap_rows(models))]
     if all(row["value"] is None for row in rows):
         reason = history.notes[-1]["note"] if rows else "no measured round has client weights"
         raise FldiagError(f"no round has a flatness: {reason}", "choose other rounds")

@@ -119,8 +119,8 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         for c, member in enumerate(members):
             add("class_forgetting", {**base, "index": c}, drop[member])
         drops = [row["value"] for row in rows[-classes:] if row["value"] is not None]
-        row = {**base, "metric": "forgetting", "slice": pool.split, "n_examples": len(drop)}
-        rows.append({**row, "value": max(drops, default=None)})
+        largest = {"metric": "forgetting", "value": max(drops, default=None)}
+        rows.append({**base, **largest, "slice": pool.split, "n_examples": len(drop)})
         is_seen = (class_counts(history, k) > 0)[labels]
         for moment, values in answers.items():
             add("accuracy_seen", {**base, "moment": moment}, values[is_seen])
@@ -146,8 +146,13 @@ def mean_rows(rows: list[Row], pool: ExamplePool) -> list[Row]:
     frame = frame[(frame["moment"] != "received") | ~frame["metric"].isin(["accuracy", "loss"])]
     means: list[Row] = []
     for (moment, metric), values in frame.groupby(["moment", "metric"], sort=False)["value"]:
-        base: Row = {"moment": moment, "scope": "global", "slice": pool.split}
-        base |= {"n_examples": pool.test.stop, "n_clients": len(values)}
+        base: Row = {
+            "moment": moment,
+            "scope": "global",
+            "slice": pool.split,
+            "n_examples": pool.test.stop,
+            "n_clients": len(values),
+        }
         means.append({**base, "metric": metric, **sample_mean(values)})
         if metric in SPREADS:
             means.append({**base, "metric": f"{metric}_std", "value": float(values.std(ddof=0))})
@@ -163,10 +168,16 @@ def class_counts(history: History, client: int) -> np.ndarray:
 def class_examples(history: History, clients: set[int]) -> Iterator[Row]:
     """How many training examples of every class these clients have."""
     for k in sorted(clients) if not history.dataset.regression else ():
-        about: Row = {"scope": "client", "client": k, "slice": f"client:{k}/train"}
-        about |= {"metric": "class_examples", "n_examples": len(history.parts[k])}
         for c, count in enumerate(class_counts(history, k)):
-            yield {**about, "index": c, "value": float(count)}
+            yield {
+                "metric": "class_examples",
+                "scope": "client",
+                "client": k,
+                "slice": f"client:{k}/train",
+                "index": c,
+                "value": count,
+                "n_examples": len(history.parts[k]),
+            }
 
 
 # Over the rounds
@@ -226,8 +237,11 @@ def draw(table: pd.DataFrame) -> style.Figure:
     looks = style.looks(runs) if len(runs) > 1 else None
     panel, hue = ("moment", "run") if looks else ("run", "moment")
     panels = list(curves.groupby(panel, sort=False))
-    wide = {run: class_cells(part, "class_forgetting") for run, part in runs.items()}
-    wide = {run: values for run, values in wide.items() if values.notna().any(axis=None)}
+    wide = {
+        run: values
+        for run, part in runs.items()
+        if (values := class_cells(part, "class_forgetting")).notna().any(axis=None)
+    }
     reach = max((float(values.abs().max(axis=None)) for values in wide.values()), default=0.0)
     with style.paper():
         fig, axes = style.panels(len(panels) + len(wide), 2.6)

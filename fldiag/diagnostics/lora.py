@@ -107,12 +107,11 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     the mean update, over the rounds: a line a layer, of the at most six with the largest errors."""
     means = by_layer(frame).assign(stderr=None)
     last = only(means, metric="aggregation_error", round=last_round(means))
-    top = only(means, layer=set(last.nlargest(MOST, "value")["layer"]))
-    looks = style.looks(top["layer"])
+    looks = style.looks(last.nlargest(MOST, "value")["layer"])
     with style.paper():
         fig, axes = style.panels(len(METRICS), 2.3)
         for ax, (metric, label) in zip(axes, METRICS.items(), strict=True):
-            lines(ax, {v: only(top, metric=metric, layer=v) for v in looks}, looks)
+            lines(ax, {v: only(means, metric=metric, layer=v) for v in looks}, looks)
             ax.set_ylabel(label)
         style.legend_of_runs(fig, looks)
     return fig
@@ -122,8 +121,8 @@ def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """Every layer in the last round."""
     means, columns = by_layer(frame), {"round": "round", "layer": "layer", **METRICS}
     last = only(means, round=last_round(means))
-    wide = last.pivot(index=["round", "layer"], columns="metric", values="value")
-    yield SmallTable.of(wide.reset_index().reindex(columns=columns), columns)
+    wide = last.pivot(index=["round", "layer"], columns="metric")["value"].reset_index()
+    yield SmallTable.of(wide, columns)
 
 
 @diagnostic(

@@ -20,31 +20,34 @@ from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import MANY, cells, pairs
+from fldiag.plotting.shapes import cells, pairs
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary, format_number
+from fldiag.results.summary import Options, SmallTable, Summary, format_number
 from fldiag.results.table import Row, last_round, number, only
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
-FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
-#: Whose data -> its name, and the slice of numbers of several clients.
-DATA = {"client": "own data", "global": "all clients' data"}
+FORMS = ("diag", "tensor_trace")
+#: Whose data -> the slice of numbers of several clients.
 SLICES = {"client": "client:*/train", "global": "train"}
+#: Metric of pairs -> the title of its panel.
+TITLES = {"H_N": "$H_N$", "H_D": "$H_D$", "eigenspace_overlap": "eigenspace overlap"}
 
 
 class HessianSummary(NamedTuple):
     """What is kept of a Hessian, on the CPU.
 
-    ``client``: whose model it is (None: the aggregated one). ``n``: examples. ``rows``: of the table. ``forms``: by form, D, the
-    standard errors of its entries, and whether it converged. ``estimator``: of D. ``space``: top eigenvectors [k, P]; None where
-    they were not asked for, or an eigenvalue is zero, so that they are arbitrary; ``is_converged``: whether these did.
+    ``client``: whose model it is, and ``place``: on whose data (both None of the aggregated one). ``n``: examples. ``rows``: of
+    the table. ``forms``: by form, D, the standard errors of its entries, and whether it converged. ``estimator``: of D.
+    ``space``: top eigenvectors [k, P]; None where they were not asked for, or an eigenvalue is zero, so that they are arbitrary;
+    ``is_converged``: whether these did.
     """
 
     client: int | None
+    place: str | None
     n: int
     rows: list[Row]
     forms: dict[str, tuple[Tensor, Tensor, bool]]
@@ -53,7 +56,7 @@ class HessianSummary(NamedTuple):
     is_converged: bool
 
 
-#: A model on examples: the round, the moment, the client (None: the aggregated model on all data), and a key of ``DATA``.
+#: A model on examples: the round, the moment, the client (None: the aggregated model on all data), and a key of ``SLICES``.
 Unit = tuple[int, str, Any, str]
 
 
@@ -62,7 +65,7 @@ Unit = tuple[int, str, Any, str]
 
 def on_surfaces(
     history: History, units: Sequence[Unit], function: Callable[..., Any], **options: Any
-) -> Iterator[tuple[Unit, Any]]:
+) -> Iterator[Any]:
     """``function(problem, unit, **options)`` of these loss surfaces, wherever the workspace computes.
 
     A model whose curvature cannot be computed is left out, with a note."""
@@ -73,7 +76,7 @@ def on_surfaces(
             who = "the aggregated model" if client is None else f"client {client}"
             history.note(r, f"{who} is left out: {result.what}", client)
         else:
-            yield unit, result
+            yield result
 
 
 def _measure(
@@ -102,23 +105,20 @@ def round_rows(
     """All rows of a round."""
     r = stored.round
     # the longest first: the aggregated model, then clients on all clients' data, then on their own
-    units: list[Unit] = [(r, "aggregated", None, "global")]
-    units += [(r, "trained", k, place) for place in reversed(places) for k in stored.ids]
-    groups: dict[str, list[HessianSummary]] = {"": []}  # the aggregated model has no place
-    for (*_, client, place), of in on_surfaces(
-        history, units, hessian, spectrum_on=places[0], **options
-    ):
-        groups.setdefault("" if client is None else place, []).append(of)
-    if not groups.keys() >= {*places}:
+    units: list[Unit] = [
+        (r, "aggregated", None, "global"),
+        *((r, "trained", k, place) for place in reversed(places) for k in stored.ids),
+    ]
+    models = list(on_surfaces(history, units, hessian, spectrum_on=places[0], **options))
+    whole, *groups = ([m for m in models if m.place == place] for place in (None, *places))
+    if not all(groups):
         raise FldiagError(history.notes[-1]["note"])
     rows: list[Row] = []
-    for place in places:
-        rows += [row for client in groups[place] for row in client.rows]
-        rows += [row for form in FORMS for row in matching_rows(groups[place], form, place)]
-    rows += [row for whole in groups[""] for row in whole.rows]
-    if options["k"]:
-        rows += overlap_rows(groups[places[0]], groups[""], SLICES[places[0]])
-    return rows
+    for place, clients in zip(places, groups, strict=True):
+        rows += [row for client in clients for row in client.rows]
+        rows += [row for form in FORMS for row in matching_rows(clients, form, place)]
+    rows += [row for model in whole for row in model.rows]
+    return rows + (overlap_rows(groups[0], whole, SLICES[places[0]]) if options["k"] else [])
 
 
 def hessian(
@@ -132,11 +132,12 @@ def hessian(
 ) -> HessianSummary:
     """The Hessian of one model on one slice; the top eigenvectors of a client's on ``spectrum_on`` alone."""
     *_, client, place = unit
+    data = None if client is None else place
     options: dict[str, Any] = {"seed": seed, "progress": workspace().show}
     whole = diagonal(problem, rtol=rtol, entries=True, max_products=max_products, **options)
     rows = problem.centre.rows(problem) + diagonal_rows(whole, rtol)
     space, is_converged = None, True
-    if k and (client is None or place == spectrum_on):
+    if k and data in (None, spectrum_on):
         most = max(100, 8 * k, max_products)
         # strict: the overlaps are of the vectors
         top = eigenpairs(problem, k, strict=True, max_products=most, **options)
@@ -151,9 +152,9 @@ def hessian(
         "diag": (entries, noise, whole.converged),
         "tensor_trace": (traces, errors, bool(errors.norm() <= rtol * traces.norm())),
     }
-    common = {**problem.common, "data": None if client is None else place}
-    rows = [{**common, **row} for row in rows]
-    return HessianSummary(client, problem.n, rows, forms, whole.estimator(), space, is_converged)
+    rows = [{**problem.common, "data": data, **row} for row in rows]
+    estimator = whole.estimator()
+    return HessianSummary(client, data, problem.n, rows, forms, estimator, space, is_converged)
 
 
 def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
@@ -187,13 +188,12 @@ def matching_rows(clients: Sequence[HessianSummary], form: str, place: str) -> l
         for (a, of_a), (b, of_b) in combinations(zip(clients, directions, strict=True), 2):
             value, error = compare(of_a, of_b)
             values += [value] * (value == value)
-            pair: Row = {"scope": "pair", "client": a.client, "client_b": b.client}
-            add((a, b), **pair, value=value, stderr=error or None)
-        whole: Row = {"scope": "global", "n_clients": len(clients)}
+            pair = {"client": a.client, "client_b": b.client}
+            add((a, b), scope="pair", **pair, value=value, stderr=error or None)
         for has_self_pairs in (False, True):
             terms = [*values, *values, *selves[metric] * has_self_pairs]
-            mean = float(np.mean(terms)) if terms else None
-            add(clients, **whole, self_pairs=has_self_pairs, value=mean)
+            mean = {"n_clients": len(clients), "value": np.mean(terms) if terms else None}
+            add(clients, scope="global", self_pairs=has_self_pairs, **mean)
     return rows
 
 
@@ -267,34 +267,33 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     last, is_own = last_round(rows), "client" in set(rows["data"])
     form, place = ("diag", "client") if is_own else ("tensor_trace", "global")
     rows = only(table, round=last, diag_mode=[form, None], data=[place, None])
-    titles = {"H_N": "$H_N$", "H_D": "$H_D$", "eigenspace_overlap": "eigenspace overlap"}
-    matrices = {m: pairs(only(rows, metric=m, scope="pair")) for m in titles}
-    matrices = {m: wide for m, wide in matrices.items() if wide.notna().any(axis=None)}
+    matrices = {
+        metric: pairs(part)
+        for metric, part in only(rows, scope="pair").groupby("metric", sort=False)
+        if part["value"].notna().any()
+    }
     if not matrices:
         return None
     with style.paper():
         fig, axes = style.panels(len(matrices), 2.3)
         for ax, (metric, wide) in zip(axes, matrices.items(), strict=True):
-            low, high = float(np.nanmin(wide)), float(np.nanmax(wide))
-            # at most four decades: one odd pair shall not bleach the others
-            is_wide = metric == "H_N" and high > 100 * low > 0
-            norm = LogNorm(max(low, high * 1e-4), high) if is_wide else None
+            high = np.nanmax(wide)
+            # four decades: a pair that is nearly equal shall not bleach the others
+            norm = LogNorm(high / 1e4, high, clip=True) if metric == "H_N" and high else None
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
             mean = format_number(number(rows, metric, scope="global", self_pairs=[False, None]), 3)
-            ax.set(xlabel="client", ylabel="client", title=f"{titles[metric]}, mean {mean}")
-        fig.suptitle(f"round {last}; $H_N$ and $H_D$: {FORMS[form]}, {DATA[place]}", fontsize=8)
+            ax.set(xlabel="client", ylabel="client", title=f"{TITLES[metric]}, mean {mean}")
+        fig.suptitle(f"round {last}; $H_N$ and $H_D$: D = {form}, {place} data", fontsize=8)
     return fig
 
 
 def summary(table: pd.DataFrame, options: Options) -> Summary:
     """Clients of the last round, and the means over pairs of every round."""
-    last = only(table, round=last_round(table))
-    traces = only(last, metric="trace").drop_duplicates("client")[-MANY:]  # all are in the csv
-    clients: list[Row] = []
-    for client, slice_name in zip(traces["client"], traces["slice"], strict=True):
+    last, clients = only(table, round=last_round(table)), list[Row]()
+    for _, trace in only(last, metric="trace").drop_duplicates("client").iterrows():
+        client, slice_name = trace["client"], trace["slice"]
         part = only(last, client=client, slice=slice_name)
-        top, trace = only(part, metric="eigenvalue", index=1), only(part, metric="trace")
-        overlap = number(last, "global_overlap", scope="client", client=client)
+        top = only(part, metric="eigenvalue", index=1)
         clients.append(
             {
                 "client": "global model" if pd.isna(client) else str(client),
@@ -302,21 +301,18 @@ def summary(table: pd.DataFrame, options: Options) -> Summary:
                 "loss": number(part, "loss"),
                 "λ_1": number(top),
                 "± residual": number(top, column="residual"),
-                "trace": number(trace),
-                "± stderr": number(trace, column="stderr"),
-                "overlap with global": overlap,
+                "trace": trace["value"],
+                "± stderr": trace["stderr"],
+                "overlap with global": number(
+                    last, "global_overlap", client=client, scope="client"
+                ),
             }
         )
     yield SmallTable.of(clients)
-    means = only(table, metric=("H_N", "H_D"), scope="global").astype({"self_pairs": str})
+    means = only(table, metric=set(TITLES), scope="global").astype({"self_pairs": str})
     keys = ["round", "diag_mode", "data", "self_pairs"]
     wide = means.pivot_table("value", keys, "metric", dropna=False).dropna(how="all").reset_index()
     yield SmallTable.of(wide.tail(24))
-    mean = number(last, "eigenspace_overlap", scope="global")
-    if mean is not None:
-        yield Sentence(
-            f"mean overlap of the top-{options['k']} eigenspaces of two clients: {mean:.3g}"
-        )
 
 
 # The diagnostic

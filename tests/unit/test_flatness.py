@@ -127,14 +127,13 @@ def test_clients_and_models_that_are_no_numbers():
 
 
 def test_parts_count_by_their_examples_and_their_error_is_over_clients():
-    values, sizes = [1.0, 2.0, 6.0], {0: 10, 1: 10, 2: 10}
-    rows = [
-        {"metric": "sharpness", "client": k, "value": v, "estimator": "exact"}
-        for k, v in enumerate(values)
-    ]
-    mean = mean_of_parts(rows, sizes)
+    values = [1.0, 2.0, 6.0]
+    about = {"metric": "sharpness", "estimator": "exact", "n_examples": 10}
+    rows = [{**about, "client": k, "value": v} for k, v in enumerate(values)]
+    mean = mean_of_parts(rows)
     assert (mean["value"], mean["stderr"]) == pytest.approx((3.0, pd.Series(values).sem()))
-    assert mean_of_parts(rows, {**sizes, 2: 60})["value"] == pytest.approx(39 / 8)
+    rows[2]["n_examples"] = 60
+    assert mean_of_parts(rows)["value"] == pytest.approx(39 / 8)
 
 
 def test_stability_is_half_the_learning_rate_times_the_largest_eigenvalue(quadratic):
