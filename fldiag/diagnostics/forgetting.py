@@ -80,10 +80,10 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
     def add(metric: str, about: Row, sample: np.ndarray) -> None:
         row: Row = {"value": None, "stderr": None}
         if len(sample) >= min_count and not np.isnan(sample).any():
-            is_share, n = "accuracy" in metric, len(sample)
-            row = share(int(sample.sum()), n) if is_share else sample_mean(sample)
-        about = {"slice": pool.split, "n_examples": len(sample), **about}
-        rows.append({**about, "metric": metric, **row})
+            is_share = "accuracy" in metric
+            row = share(int(sample.sum()), len(sample)) if is_share else sample_mean(sample)
+        row |= {"metric": metric, "n_examples": len(sample)}
+        rows.append({"slice": pool.split, **about, **row})
 
     classes, labels = 0, pool.y[pool.test].cpu().numpy()
     guesses: dict[str, float | None] = {"loss": None}
@@ -92,8 +92,8 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
         right = dict(zip(models, answered, strict=True))
         classes = history.dataset.classes
         shares = np.bincount(labels, minlength=classes) / len(labels)
-        accuracy = guess_accuracy(shares.tolist(), pool.split)
-        guesses = {"loss": math.log(classes), "accuracy": accuracy}
+        guesses["loss"] = math.log(classes)
+        guesses["accuracy"] = guess_accuracy(shares.tolist(), pool.split)
     members = [labels == c for c in range(classes)]
     for (moment, k), loss, is_valid in zip(models, scores.loss, scores.valid, strict=True):
         base: Row = {"moment": moment, "scope": "global" if k is None else "client", "client": k}
@@ -105,8 +105,7 @@ def round_rows(history: History, stored: Stored, min_count: int, own: bool) -> l
                 add("accuracy", {**base, "slice": name}, right[moment, k][examples])
             add("loss", {**base, "slice": name}, loss[examples])
         for c, member in enumerate(members):
-            sample = right[moment, k][pool.test][member]
-            add("class_accuracy", {**base, "index": c}, sample)
+            add("class_accuracy", {**base, "index": c}, right[moment, k][pool.test][member])
     for row in rows:
         is_whole = row["scope"] == "global" and row["slice"] == pool.split
         if is_whole and row["metric"] in guesses:
@@ -155,7 +154,7 @@ def mean_rows(rows: list[Row], pool: ExamplePool) -> list[Row]:
         }
         means.append({**base, "metric": metric, **sample_mean(values)})
         if metric in SPREADS:
-            means.append({**base, "metric": f"{metric}_std", "value": float(values.std(ddof=0))})
+            means.append({**base, "metric": f"{metric}_std", "value": values.std(ddof=0)})
     return means
 
 
