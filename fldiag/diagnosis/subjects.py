@@ -23,7 +23,7 @@ from fldiag.errors import FldiagError
 from fldiag.execution import check_executor
 from fldiag.problem.problem import Problem
 from fldiag.registry import Diagnostic
-from fldiag.runs.checkpoint import Checkpoint, trust_files, weights_file
+from fldiag.runs.checkpoint import Checkpoint, trust_files
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
 from fldiag.runs.run import Run, open_checkpoint
@@ -241,7 +241,8 @@ def load(
     user_code.allow(allow_code)
     if trust_file:
         trust_files()
-    target = Run.open(path) if weights_file(path).is_dir() else open_checkpoint(path, key)
+    is_run = (path / "run.json").is_file()
+    target = Run.open(path) if is_run else open_checkpoint(path, key)
     return with_overrides(target, model, data, key)
 
 
