@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     CancelledError,
@@ -117,7 +117,7 @@ class Pool(contextlib.ExitStack):
     def __init__(self, work: Work, name: Callable[[Any], str]):
         super().__init__()
         self.work, self.name, self.key = work, name, uuid.uuid4().hex
-        self.map: Callable[[Iterable[Any]], Iterator[Any]] = partial(map, work)  # in this process
+        self.map: Callable[..., Iterator[Any]] = partial(map, work)  # in this process
         self._idle: SimpleQueue[Executor] = SimpleQueue()
 
     def start(self, workers: Sequence[Executor]) -> None:
@@ -202,18 +202,20 @@ def _dask(pool: Pool, address: str, workers: int) -> Executor:
 
     # a local worker may not come back after its death: units would wait for ever
     with dask.config.set({"distributed.scheduler.no-workers-timeout": "60s"}):
-        client = distributed.Client(
-            address or None,
-            timeout=10,
-            set_as_default=False,
-            n_workers=workers,
-            threads_per_worker=1,
-            memory_limit=None,  # a share of it would stop a worker that holds a large model, for ever
-            dashboard_address=None,
+        where = (
+            address
+            or pool.enter_context(
+                distributed.LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    memory_limit=None,  # a share of it would stop a worker that holds a large model, for ever
+                    dashboard_address=None,
+                )
+            )
         )
+        client = distributed.Client(where, timeout=10, set_as_default=False)
     pool.enter_context(client)
-    different = set(client.run(_versions).values()) - {_versions()}
-    if different:
+    if different := {*client.run(_versions).values()} - {_versions()}:
         pool.close()
         raise FldiagError(
             f"Dask workers have fldiag and PyTorch {different}, and here are {_versions()}",
@@ -234,7 +236,7 @@ def _safe_start() -> Iterator[None]:
     """Processes that start meanwhile do not search the working directory: a file multiprocessing.py beside a run that was sent
     would be executed. They also leave Ctrl-C to this process."""
     with _one_start:
-        before = os.environ.get("PYTHONSAFEPATH")
+        is_set = "PYTHONSAFEPATH" in os.environ
         os.environ["PYTHONSAFEPATH"] = "1"
         resource_tracker.ensure_running()  # the first process would start it, and unblock Ctrl-C by that
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -242,7 +244,7 @@ def _safe_start() -> Iterator[None]:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            if before is None:
+            if not is_set:
                 del os.environ["PYTHONSAFEPATH"]
 
 
@@ -283,8 +285,7 @@ class Workspace:
         >>> list(workspace().map(divmod, 7, [2, 3]))
         [(3, 1), (2, 1)]
         """
-        work = partial(function, **options)
-        with open_pool(self.executor, work, shared, name=name) as pool:
+        with open_pool(self.executor, partial(function, **options), shared, name=name) as pool:
             results = pool.map(items)
             for done, item in enumerate(items):
                 self.show(done, len(items), name(item))

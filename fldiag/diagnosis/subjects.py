@@ -337,7 +337,6 @@ def remarks(subject: Subject) -> list[str]:
     if subject.inputs == "as passed" and bool(subject.w.isfinite().all()):
         subject.probe()
     frozen = sum(p.numel() for p in subject.module.parameters() if not p.requires_grad)
-    text = (
-        f"{subject.name}: {frozen:,} frozen parameters count as weights (--trainable: as constants)"
-    )
-    return [*subject.remarks, text] if frozen and not subject.trainable else subject.remarks
+    how = "constants" if subject.trainable else "weights (--trainable: as constants)"
+    text = f"{subject.name}: {frozen:,} frozen parameters count as {how}"
+    return [*subject.remarks, text] if frozen else subject.remarks

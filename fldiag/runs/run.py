@@ -24,18 +24,20 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch.utils.data import default_collate
 
-from fldiag.config import Config
 from fldiag.errors import FldiagError, check_name, counted
 from fldiag.results import files
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint, Json, State, pack, read_checkpoint, read_tensors
+
+if TYPE_CHECKING:
+    from fldiag.config import Config
 
 ABOUT, LINES, LOCK, FORMAT = "run.json", "rounds.jsonl", ".lock", 2
 #: Stands for the server among the clients.
@@ -125,6 +127,9 @@ class Run:
         Raises:
             FldiagError: It is not valid, such as that of another program's rounds.
         """
+        # only here: what is read of a run seldom needs its schema
+        from fldiag.config import Config
+
         return Config.model_validate(self.about["config"])
 
     @property

@@ -110,7 +110,8 @@ def test_the_style_leaves_no_trace_and_takes_none(tmp_path):
 
 
 @pytest.mark.slow
-def test_equal_figures_give_equal_bytes_in_every_process(tmp_path):
+def test_equal_figures_give_equal_bytes_in_every_process(tmp_path, monkeypatch, users_dots):
+    monkeypatch.setattr(style.image, "__defaults__", users_dots)
     code = "import sys; sys.path.insert(0, sys.argv[2]); from test_plotting import *; style.save(simple(), sys.argv[1], style.FORMATS)"
     odd = {"PYTHONHASHSEED": "12345", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1"}
     mine = style.save(simple(), tmp_path / "mine", list(style.FORMATS))
