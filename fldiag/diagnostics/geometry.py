@@ -220,12 +220,15 @@ def draw(frame: pd.DataFrame) -> style.Figure:
     two clients by layer in the last round."""
     frame = frame.dropna(subset=["value"])
     rows = only(frame, metric=set(METRICS))
-    looks, groups = style.looks(rows["moment"]), rows.groupby("metric", sort=False)
+    looks, groups = (
+        style.looks(("received", "trained", "aggregated")),
+        rows.groupby("metric", sort=False),
+    )
     cka = only(frame, metric="cka", scope="global", round=last_round(frame, "cka"))
     with style.paper():
         fig, axes = style.panels(len(groups) + 1, 2.0, across=4, least=1.6)
         for ax, (metric, rows) in zip(axes, groups, strict=False):
-            dots(ax, only(rows, scope="client"), style.look(2).color)
+            dots(ax, only(rows, scope="client"), looks["trained"].color)
             means = only(rows, scope="global").groupby("moment", sort=False)
             lines(ax, dict(list(means)), looks)
             wide_range(ax, floats(rows["value"]))
