@@ -168,7 +168,7 @@ def split_options(
     if "device" in options:
         options["device"] = device_of(options["device"])
     if options.get("every_round", False) is None:
-        options["every_round"] = of_subject.get("rounds", "all") != "all"
+        options["every_round"] = "rounds" in of_subject
     return options, registry.parse(schema, of_subject, title)
 
 

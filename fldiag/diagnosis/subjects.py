@@ -77,16 +77,16 @@ def read_rounds(text: str | int | Sequence[int] | None, stored: Sequence[int]) -
     """
     if text is None:
         return None
-    words = str(text).replace("last", str(max(stored, default=0)))
-    ends = re.findall(r"(\d+)-?(\d*)", words)
-    parts = [[r for r in stored if int(a) <= r <= int(b or a)] for a, b in ends]
-    if not parts or not all(parts) or re.search(r"[^\d\s,()\[\]-]", words):
+    words = re.findall(r"[^\s,()\[\]]+", str(text).replace("last", str(max(stored, default=0))))
+    ends = [re.fullmatch(r"(\d+)(?:-(\d+))?", word) for word in words]
+    parts = [m and [r for r in stored if int(m[1]) <= r <= int(m[2] or m[1])] for m in ends]
+    if not parts or not all(parts):
         raise FldiagError(
             f"--rounds {text!r} is not valid, or no such round is stored",
             "write for example 5, 1,5,20-30 or last",
             usage=True,
         )
-    return sorted({r for part in parts for r in part})
+    return sorted(set().union(*parts))  # type: ignore[arg-type]
 
 
 class SubjectOptions(pydantic.BaseModel):
@@ -225,7 +225,7 @@ def load(
         key: which set of weights to read of a file that holds several (``model``, ``model_ema``).
         allow_code: user code (``pkg.mod:name``, one or several) that may be imported although only the file names it; the
             consent holds until the process ends.
-        trust_file: a ``.pt`` file, or those of the run, are your own. Torch before 2.10 cannot read those of strangers safely,
+        trust_file: a ``.pt`` file is your own. Torch before 2.10 cannot read those of strangers safely,
             so that they are refused there without this; the consent holds until the process ends.
 
     Returns:
@@ -280,7 +280,8 @@ def open_subjects(
     names = options.names or [None] * len(targets)
     if not targets or (is_of_run and len(targets) > 1):
         what = f"{len(targets)} targets are given to {entry.name}"
-        raise FldiagError(what, "give one run, or checkpoints or Problems to compare", usage=True)
+        remedy = "give one run" if is_of_run else "give a run, a checkpoint or a Problem"
+        raise FldiagError(what, remedy, usage=True)
     if len(names) != len(targets):
         what = f"names = {','.join(names)!r} has {len(names)} names for {len(targets)} targets"
         raise FldiagError(what, "give a name for each, with commas between them", usage=True)

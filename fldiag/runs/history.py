@@ -92,7 +92,7 @@ class History:
         root: Folder of the data.
         download: Whether the data may be fetched.
         normalise: How data that are given are seen (``fldiag.data.load``).
-        samples: At most so many examples a client and a class mixture (see ``ExamplePool``).
+        samples: At most so many test examples, and about so many training examples of all clients together.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: In which everything is evaluated.
         memory: As for ``Problem``.
@@ -243,7 +243,9 @@ class History:
             rows += part
             self.notes += notes
         if clients and not rows:
+            notes = self.notes
             next(self.each())  # refuses a run without any
+            self.notes = notes
         return rows
 
     def _begin(self) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ABOUT, LINES, LOCK, FORMAT = "run.json", "rounds.jsonl", ".lock", 2
 #: Stands for the server among the clients.
 SERVER = -1
-#: What training writes (also in a write that was cut off): nothing else is ever removed.
+#: What training writes (also in a write that was cut off): of a run that was begun nothing else is ever removed.
 OWN = re.compile(r"(rounds|state|steps)/\.?\d+\.(safetensors|parquet)(\.\d+\.tmp)?")
 
 
@@ -317,7 +317,7 @@ class Run:
 
     # Removing
 
-    def unneeded(self, rounds: Collection[int] | None = None) -> list[str]:
+    def unneeded(self, rounds: Collection[int] | None) -> list[str]:
         """The names of the files that may go: the clients' states, without which the run cannot be given more rounds, and the
         checkpoints of all rounds but ``rounds`` (None: of none) and the last.
 

@@ -80,7 +80,7 @@ def test_a_run_without_client_weights_says_how_to_get_them(tmp_path):
     [
         (("--rounds", "9"), "no such round is stored"),
         (("--rounds", "1,9"), "no such round is stored"),
-        (("--rounds", "x"), "is not valid"),
+        *((("--rounds", text), "is not valid") for text in ("x", "1 - 3", "1-2-3", "-3", "1-")),
         (("--min-count", "0"), "greater than or equal to 1"),
         (("--samples", "0"), "samples"),
     ],

@@ -100,7 +100,7 @@ def test_a_picture_of_a_table():
 @pytest.mark.parametrize(
     "ask, says",
     [
-        (lambda: fldiag.diagnose([], "spectrum"), "give one run"),
+        (lambda: fldiag.diagnose([], "spectrum"), "give a run, a checkpoint"),
         (lambda: fldiag.diagnose(None, "spectrum"), "NoneType"),
         (
             lambda: fldiag.diagnose(PROBLEM[0], "spectrum"),
