@@ -66,11 +66,6 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def counted(n: int, noun: str) -> str:
-    """``1 round``, ``12 rounds``."""
-    return f"{n:,} {noun}{'s' * (n != 1)}"
-
-
 def check_name(path: Path) -> None:
     """Raises FldiagError for a path that no table and no text file can name."""
     try:

@@ -138,8 +138,7 @@ def form_of(loss: Any) -> tuple[Any, dict[str, Any]]:
 
 def name_of(loss: Callable[..., Any]) -> str:
     """What a loss is called."""
-    names = {function: name for name, function in BY_NAME.items()}
-    return names.get(loss, getattr(loss, "__name__", type(loss).__name__)).replace("_", " ")
+    return str(getattr(loss, "__name__", type(loss).__name__)).replace("_", " ")
 
 
 #: What a diagnostic can be told to take: functions (outputs, y) -> the mean over the examples.
@@ -216,11 +215,7 @@ def strengths(d: Tensor, layout: Layout, rule: Rule = "layer") -> Tensor:
             for v in _views(d, layout).values()
         ]
         return torch.cat([r.flatten(first) for r in ratios], dim=-1)
-    sizes = dict(zip(layout.names, layout.sizes, strict=True))
-    layers = d.split(
-        [sum(sizes[n] for n in names) for names in _groups(layout, rule).values()], dim=-1
-    )
-    return torch.cat([ratio(v.abs(), norm(v)) for v in layers], dim=-1)
+    return torch.cat([ratio(v.abs(), norm(v)) for v in _groups(d, layout, rule).values()], dim=-1)
 
 
 def mean_strengths(
@@ -231,16 +226,16 @@ def mean_strengths(
     The mean is at most 1 / sqrt(number), reached where all entries have moved alike. A layer without a name goes by
     the name of its first tensor.
     """
-    views, means = _views(Lambda, layout), {}
-    for name, members in _groups(layout, rule).items():
-        values = torch.cat([views[n].flatten(Lambda.dim() - 1) for n in members], dim=-1)
-        means[name or members[0]] = values.double().mean(-1), values.shape[-1]
-    return means
+    groups = _groups(Lambda, layout, rule)
+    return {name: (v.double().mean(-1), v.shape[-1]) for name, v in groups.items()}
 
 
-def _groups(layout: Layout, rule: Rule) -> dict[str, tuple[str, ...]]:
-    """The tensors over which Lambda is normalised together (dim0: inside which)."""
-    return layout.layers if rule == "layer" else {n: (n,) for n in layout.names}
+def _groups(a: Tensor, layout: Layout, rule: Rule) -> dict[str, Tensor]:
+    """Layer -> its entries of a [..., P], over which Lambda is normalised together (dim0: inside which)."""
+    groups = layout.layers if rule == "layer" else {n: (n,) for n in layout.names}
+    sizes = dict(zip(layout.names, layout.sizes, strict=True))
+    parts = a.split([sum(sizes[n] for n in names) for names in groups.values()], -1)
+    return {name or ns[0]: v for (name, ns), v in zip(groups.items(), parts, strict=True)}
 
 
 def _views(a: Tensor, layout: Layout) -> dict[str, Tensor]:

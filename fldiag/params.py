@@ -38,10 +38,12 @@ class Layout:
                 "give the module within: model.module or model._orig_mod",
                 usage=True,
             )
-        parameters = list(module.named_parameters())
+        parameters = [p for p in module.named_parameters() if p[1].requires_grad or not trainable]
         if not parameters:
             raise FldiagError(
-                "the model has no parameters", "give a model with at least one trainable tensor"
+                "the model has no parameters, or all are frozen (requires_grad = False)",
+                "give a model with weights; unfreeze some, or leave trainable out",
+                usage=True,
             )
         for name, p in parameters:
             if not p.is_floating_point():
@@ -49,14 +51,6 @@ class Layout:
                     f"parameter {name!r} has dtype {p.dtype}",
                     "only floating point parameters can be trained or diagnosed",
                 )
-        if trainable:
-            parameters = [(name, p) for name, p in parameters if p.requires_grad]
-        if not parameters:
-            raise FldiagError(
-                "all parameters of the model are frozen (requires_grad = False)",
-                "unfreeze some, or leave trainable out",
-                usage=True,
-            )
         children = [n for n, c in module.named_children() if any(True for _ in c.parameters())]
         head = children[-1] if len(children) > 1 else ""
         names, shapes = zip(*((name, p.shape) for name, p in parameters), strict=True)

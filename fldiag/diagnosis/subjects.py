@@ -48,9 +48,8 @@ def size(memory: str | int) -> int:
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]?)i?b?", str(memory).strip().lower())
     count = int(float(match[1]) * 1024 ** " kmg".index(match[2] or " ")) if match else 0
     if count < 1024:
-        raise FldiagError(
-            f"memory = {memory!r}", "give such as 500M or 2G, at least 1k", usage=True
-        )
+        what = f"memory = {memory!r} is no size, or too small"
+        raise FldiagError(what, "give such as 500M or 2G, at least 1k", usage=True)
     return count
 
 

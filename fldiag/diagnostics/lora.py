@@ -113,6 +113,8 @@ def draw(frame: pd.DataFrame) -> style.Figure:
         for ax, (metric, label) in zip(axes, METRICS.items(), strict=True):
             lines(ax, {v: only(means, metric=metric, layer=v) for v in looks}, looks)
             ax.set_ylabel(label)
+        if more := means["layer"].nunique() - len(looks):
+            fig.suptitle(f"{more} layers with smaller errors are in the table", fontsize=7)
         style.legend_of_runs(fig, looks)
     return fig
 

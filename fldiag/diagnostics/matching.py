@@ -20,7 +20,7 @@ from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import cells, pairs
+from fldiag.plotting.shapes import MANY, cells, pairs
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -30,7 +30,7 @@ from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
 
 #: What D is in H_N and H_D: the Hessian's diagonal, or its trace for every parameter tensor.
-FORMS = ("diag", "tensor_trace")
+FORMS = {"diag": "diagonals", "tensor_trace": "tensor traces"}
 #: Whose data -> the slice of numbers of several clients.
 SLICES = {"client": "client:*/train", "global": "train"}
 #: Metric of pairs -> the title of its panel.
@@ -277,20 +277,22 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     with style.paper():
         fig, axes = style.panels(len(matrices), 2.3)
         for ax, (metric, wide) in zip(axes, matrices.items(), strict=True):
-            high = np.nanmax(wide)
-            # four decades: a pair that is nearly equal shall not bleach the others
-            norm = LogNorm(high / 1e4, high, clip=True) if metric == "H_N" and high else None
+            low, high = np.nanmin(wide), np.nanmax(wide)
+            # at most four decades: a pair that is nearly equal shall not bleach the others
+            is_wide = metric == "H_N" and high > 100 * low > 0
+            norm = LogNorm(max(low, high / 1e4), high, clip=True) if is_wide else None
             cells(ax, wide, norm=norm, square=True, cbar_kws={"fraction": 0.046})
             mean = format_number(number(rows, metric, scope="global", self_pairs=[False, None]), 3)
             ax.set(xlabel="client", ylabel="client", title=f"{TITLES[metric]}, mean {mean}")
-        fig.suptitle(f"round {last}; $H_N$ and $H_D$: D = {form}, {place} data", fontsize=8)
+        whose = "own data" if is_own else "all clients' data"
+        fig.suptitle(f"round {last}; $H_N$ and $H_D$: {FORMS[form]}, {whose}", fontsize=8)
     return fig
 
 
 def summary(table: pd.DataFrame, options: Options) -> Summary:
     """Clients of the last round, and the means over pairs of every round."""
     last, clients = only(table, round=last_round(table)), list[Row]()
-    for _, trace in only(last, metric="trace").drop_duplicates("client").iterrows():
+    for _, trace in only(last, metric="trace").drop_duplicates("client")[-MANY:].iterrows():
         client, slice_name = trace["client"], trace["slice"]
         part = only(last, client=client, slice=slice_name)
         top = only(part, metric="eigenvalue", index=1)

@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch.utils.data import default_collate
 
-from fldiag.errors import FldiagError, check_name, counted
+from fldiag.errors import FldiagError, check_name
 from fldiag.results import files
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint, Json, State, pack, read_checkpoint, read_tensors
@@ -106,7 +106,7 @@ class Run:
         return run
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.status}, {counted(self.done, 'round')})"
+        return f"Run({str(self.path)!r}, {self.status}, rounds done: {self.done})"
 
     @property
     def done(self) -> int:
