@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.compare import check as checks
 from fldiag.compare import picture
 from fldiag.compare.check import Checked
 from fldiag.compare.sides import Reader, Side, sides
 from fldiag.diagnosis import diagnose as diagnosis
-from fldiag.diagnosis.subjects import ProblemOptions, Target, load
+from fldiag.diagnosis.diagnose import ProblemOptions, Target, load
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import Progress
-from fldiag.results.progress import notebook_bar
-from fldiag.results.summary import Note, standing
+from fldiag.results.table import Note, notebook_bar, standing
 from fldiag.runs.checkpoint import trust_files
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def diagnose(
     ['loss', 'accuracy', 'eigenvalue', 'eigenvalue', 'eigenvalue_ratio']
     """
     targets: Sequence[Any] = target if isinstance(target, (list, tuple)) else [target]
-    user_code.allow(allow_code)
+    registry.allow(allow_code)
     if trust_file:
         trust_files()
     answer = diagnosis.diagnose(
@@ -128,7 +127,7 @@ def check(
     >>> fldiag.check(run, run, fail_if=["loss > baseline + 5%", "accuracy > 90%"])
     Checked(verdict='pass', labels=('run', 'run'))
     """
-    user_code.allow(allow_code)
+    registry.allow(allow_code)
     return checks.check(sides(a, b), _reader(options), fail_if, level)
 
 
@@ -158,7 +157,7 @@ def diff(
     Raises:
         FldiagError: sides on different data, runs that cannot be paired, or an unknown number.
     """
-    user_code.allow(allow_code)
+    registry.allow(allow_code)
     return checks.diff(sides(a, b), _reader(options), numbers, level)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BaseModel, Field, model_validator
 
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.errors import FldiagError, unknown
 from fldiag.sections import (
     LARGEST,
@@ -80,7 +80,7 @@ class Config(ConfigSection):
 
     def __new__(cls, **sections: Any) -> Config:
         # what the user writes comes here with its sections; what is validated, such as a stored config, without
-        user_code.allow(sections)
+        registry.allow(sections)
         return super().__new__(cls)
 
     @model_validator(mode="before")
@@ -92,12 +92,12 @@ class Config(ConfigSection):
             return tree  # which the sections refuse
         method, model = dict(tree.get("method", {})), dict(tree.get("model", {}))
         rule, network = method.pop("name", "fedavg"), model.pop("name", "small_cnn")
-        if not user_code.is_code(rule):
+        if not registry.is_code(rule):
             entry = registry.method.get(str(rule))
             method = entry.validate(method)
             # options of the method that live in the model, such as stochastic depth
             model |= {key: method[key] for key in entry.meta["model"]}
-        if not user_code.is_code(network):
+        if not registry.is_code(network):
             entry, data = registry.model.get(str(network)), dict(tree.get("data", {}))
             if "vocabulary" in entry.options.model_fields:
                 size = PIECES if data.get("tokenizer") else data.get("vocabulary")
@@ -142,7 +142,7 @@ class Config(ConfigSection):
             FldiagError: an unknown preset, an unreadable file or anything invalid in it.
         """
         tree = _read(source)
-        user_code.allow(tree)
+        registry.allow(tree)
         needs, options = tree.pop("needs", {}), tree.pop("options", {})
         overrides = _dotted(overrides)
         name = str(overrides.get("method.name", tree.get("method", {}).get("name", "fedavg")))
@@ -197,7 +197,7 @@ def build(tree: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -
     """
     sections = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     overrides = dict(overrides or {})
-    user_code.allow(overrides)
+    registry.allow(overrides)
     for section, key in MAIN_KEYS.items():
         name, old = overrides.get(f"{section}.{key}"), sections.get(section, {})
         if name is not None and name != old.get(key):

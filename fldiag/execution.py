@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from fldiag import user_code
+from fldiag import registry
 from fldiag.device import full_precision, threads
 from fldiag.errors import FldiagError, __version__, first_line
 
@@ -64,7 +64,7 @@ Work = Callable[[Any], Any]
 def _work_on(
     function: Callable[[Any, Any], Any], shared: Any, count: int, allowed: set[str], unit: Any
 ) -> Any:
-    user_code.ALLOWED.update(allowed)
+    registry.ALLOWED.update(allowed)
     with full_precision(), threads(count):
         return function(shared, unit)
 
@@ -168,7 +168,7 @@ def open_pool(
 
     kind, _, suffix = str(check_executor(executor)).partition(":")
     count = torch.get_num_threads()
-    work = partial(_work_on, function, shared, count, user_code.ALLOWED)
+    work = partial(_work_on, function, shared, count, registry.ALLOWED)
     pool, workers = Pool(work, name), joblib.cpu_count() // count or 1
     with _safe_start():
         if not isinstance(executor, str):

@@ -4,7 +4,7 @@ A registered function's signature is its schema: keyword parameters with type an
 pydantic model (``Entry.options``), so config files, ``fldiag explain`` and the command line derive from one place. Another
 package adds entries through entry points in the groups ``fldiag.methods``, ``fldiag.models``, ``fldiag.datasets`` and
 ``fldiag.diagnostics``. What there is, is read from the source files without an import, so that lists and help answer at once.
-``table`` makes the table of a diagnostic.
+``table`` makes the table of a diagnostic. Names of a user's own code (``pkg.mod:name``) are also resolved here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -22,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import pydantic
 
-from fldiag import user_code
 from fldiag.errors import FldiagError, error_text, nearest, unknown
+from fldiag.sections import FILES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -134,7 +136,7 @@ class Diagnostic(Entry):
     - ``joint``: options -> whether all targets are one subject, a list of Problem: of a plane through three.
     - ``draw``: table -> Figure, or None where there is nothing to draw; or several such functions by the ending of their files'
       names, such as ``{"": curves, "-layers": layers}``. One whose ending has a suffix returns the text or the bytes of a file.
-    - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.summary``.
+    - ``summary``: (table, options) -> what a person reads first: ``fldiag.results.table``.
     - ``numbers``: those that runs can be compared by and that a report's first table shows (``fldiag.results.numbers``).
     - ``alarms``: table -> what is wrong with the run, in words, worst first: a report begins with them.
     - ``fails``: table -> whether the verb ends with exit code 3 when ``--strict`` is given.
@@ -214,8 +216,8 @@ class Registry(Generic[E]):
 
         Raises FldiagError naming the nearest known entry, or saying why that of another package cannot be imported.
         """
-        if user_code.is_code(name):
-            build = user_code.load_user(name, self.kind)
+        if is_code(name):
+            build = load_user(name, self.kind)
             same = [entry for entry in self.entries.values() if entry.build is build]
             entry = same[0] if same else self._entry(self.kind, name, build, self.arguments)
             return replace(entry, name=name)
@@ -346,3 +348,83 @@ def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> DataFrame:
     from fldiag.results import table as tables  # pandas: only when something is measured
 
     return tables.table(rows, **common)
+
+
+# Code of a user, named as ``pkg.mod:name``. A file is data: what a run or a checkpoint names is imported only after the user
+# named it too (``--model``, ``--data``, ``--set``) or consented to that very name (``--allow-code``). Whatever takes what users
+# say passes it to ``allow``. ``load_user`` is the only import of such names in fldiag and refuses all others, so a caller that
+# forgets to ask cannot run anything.
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+#: The code that the user named, until this process ends; its workers get the same.
+ALLOWED: set[str] = set()
+
+
+def is_code(value: Any) -> bool:
+    """Whether a value of a config names code, and not a registered thing or a file.
+
+    >>> is_code("mypkg.nets:build"), is_code("digits"), is_code("npz:mine.npz"), is_code("holdout:200")
+    (True, False, False, False)
+    """
+    return (
+        isinstance(value, str)
+        and not value.startswith(FILES)
+        and _NAME.fullmatch(value) is not None
+    )
+
+
+def code_names(tree: Any) -> set[str]:
+    """All code that a config names, whatever the key: a key that is added later cannot be forgotten.
+
+    >>> sorted(code_names({"model": {"name": "mine:net", "width": 3}, "data": {"name": "digits", "public": "mine:texts"}}))
+    ['mine:net', 'mine:texts']
+    """
+    if is_code(tree):
+        return {tree}
+    parts = tree.values() if isinstance(tree, Mapping) else tree
+    is_tree = isinstance(tree, (Mapping, list, tuple, set, frozenset))
+    return set().union(*map(code_names, parts)) if is_tree else set()
+
+
+def allow(*named: Any) -> None:
+    """The user named these values: what is code in them may be imported from now on."""
+    ALLOWED.update(code_names(named))
+
+
+def load_user(name: str, kind: str) -> Any:
+    """The function or class that ``pkg.mod:name`` refers to; from then on the current folder is searched last.
+
+    A console script does not search the folder it is run from, where a user's code usually lies. Before code is named nothing is
+    imported from there: beside a run that was sent may lie modules with the names of optional ones of any library.
+
+    Args:
+        name: the reference.
+        kind: what it is for, as messages call it.
+
+    Raises:
+        FldiagError: a name that is not allowed (nothing is imported then), or one that cannot be imported.
+    """
+    if name not in ALLOWED:
+        raise FldiagError(
+            f"the {kind} {name!r} is user code; fldiag does not import it because a file says so",
+            f"if you trust it, add --allow-code {name} (in Python: allow_code={name!r})",
+        )
+    module_name, _, attribute = name.partition(":")
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the module does when it is imported
+        raise FldiagError(
+            f"{kind} {name!r}: cannot import {module_name} ({error_text(error)})",
+            "run from its folder, or install it",
+            usage=True,
+        ) from error
+    target = getattr(module, attribute, None)
+    if not callable(target):
+        raise FldiagError(
+            f"{kind} {name!r}: module {module_name} has no function {attribute!r}",
+            nearest(attribute, [key for key, value in vars(module).items() if callable(value)]),
+            usage=True,
+        )
+    return target

@@ -8,7 +8,7 @@ import pandas as pd
 import typer.main
 from typer.testing import CliRunner
 
-from fldiag import user_code
+from fldiag import registry
 from fldiag.cli import app
 from fldiag.results import files
 from fldiag.runs.checkpoint import pack, read_tensors
@@ -23,7 +23,7 @@ def commands():
 def invoke(*arguments):
     """What a verb answers. The commands are built once; CliRunner itself builds them at each call. A verb is a process of its own,
     which knows of no code that another one named."""
-    user_code.ALLOWED.clear()
+    registry.ALLOWED.clear()
     return super(CliRunner, CliRunner()).invoke(commands(), [str(a) for a in arguments])
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fldiag import config as configs
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.data import Dataset
 from fldiag.errors import FldiagError
 from fldiag.local import Local
@@ -81,7 +81,7 @@ def config(
         },
         "checkpoint": checkpoint or {},
     }
-    user_code.allow(tree)
+    registry.allow(tree)
     return configs.build(tree)
 
 

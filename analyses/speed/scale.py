@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 
 import fldiag
-from fldiag.results.provenance import machine
+from fldiag.results.files import machine
 
 SAMPLED = 100
 #: Says ``patterns`` how many clients there are, each with so many examples.

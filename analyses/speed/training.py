@@ -25,7 +25,7 @@ from training_peers import Careful, FedLab, Side, Textbook
 
 from fldiag import config, data
 from fldiag.data import Dataset
-from fldiag.results.provenance import machine
+from fldiag.results.files import machine
 from fldiag.training.server import Federation
 from fldiag.training.setup import Setup
 

@@ -25,7 +25,7 @@ from torch.nn.utils import vector_to_parameters
 from fldiag import Problem
 from fldiag.diagnostics.landscape import POINTS, landscape, surfaces
 from fldiag.landscape.directions import random_direction
-from fldiag.results.provenance import machine
+from fldiag.results.files import machine
 
 #: Seconds of an answer, and after which there is no further turn.
 LIMIT = 600

@@ -2,8 +2,8 @@
 
 # in the order of ``fldiag --help``
 # isort: off
-from fldiag.cli import start, diagnose, compare, files  # noqa: F401
 from fldiag.cli.app import app, main
+from fldiag.cli import start, diagnose, compare, files  # noqa: F401
 # isort: on
 
 __all__ = ["app", "main"]

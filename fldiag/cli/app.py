@@ -1,5 +1,5 @@
-"""The command line's root, to which the modules beside it add their verbs, and the options that several of these share; verbs of
-diagnostics are made from the registry: a diagnostic's file says its options, and nobody types them again."""
+"""What the command line shows; its root, to which the modules beside it add their verbs; and options that several of these share.
+Verbs of diagnostics are made from the registry: a diagnostic's file says its options, and nobody types them again."""
 
 from __future__ import annotations
 
@@ -7,27 +7,129 @@ import contextlib
 import functools
 import inspect
 import io
+import json
 import os
 import signal
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click.exceptions import Abort, ClickException, Exit
 from typer.core import TyperCommand, TyperGroup
 
-from fldiag import user_code
-from fldiag.cli.console import Console, errors
-from fldiag.errors import FldiagError, __version__, unknown
+from fldiag.errors import FldiagError, __version__, error_text, printable, unknown
 from fldiag.registry import (
     Diagnostic,
+    Progress,
+    allow,
     built_in,
     diagnostic,
     entry_points,
     load_entry_point,
 )
+
+
+class Console:
+    """Results go to stdout (as JSON with ``machine``), progress and remarks to stderr."""
+
+    def __init__(self, machine: bool = False):
+        self.machine = machine
+        self.result: dict[str, Any] = {}
+
+    def progress(self, title: str) -> contextlib.AbstractContextManager[Progress]:
+        """A bar on a terminal."""
+        from fldiag.results.table import progress_bar
+
+        return progress_bar(title)
+
+    def say(self, text: str) -> None:
+        if not self.machine:
+            print(printable(text))
+
+    def note(self, text: str) -> None:
+        print(printable(text), file=sys.stderr)
+
+    def table(self, rows: list[dict[str, Any]], columns: dict[str, str] | None = None) -> None:
+        """Rows as an aligned table; ``columns`` maps keys to headings (default: all keys)."""
+        self.result.setdefault("rows", []).extend(rows)
+        if self.machine or not rows:
+            return
+        from rich.console import Console as Rich
+        from rich.table import Table
+
+        from fldiag.results.table import cell
+
+        columns = columns or {key: key for row in rows for key in row}
+        table = Table(*columns.values(), box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*(printable(cell(row.get(key))) for key in columns))
+        width = None if sys.stdout.isatty() else 160
+        Rich(width=width, highlight=False, markup=False, emoji=False).print(table)
+
+    def show(self, summary: Iterable[Any]) -> None:
+        """The summary of a table; for machines its rows, and what the notes are about."""
+        from fldiag.results.table import Sentence, SmallTable
+
+        for item in summary:
+            if isinstance(item, SmallTable):
+                self.table(list(item.rows), dict(item.columns))
+                continue
+            (self.say if isinstance(item, Sentence) else self.note)(item.text)
+            for key, value in (item.about or {}).items():
+                self.result.setdefault(key, []).append(value)
+
+    def done(self, *paths: Path) -> None:
+        """The paths of what was written, a line each; the main file last."""
+        self.result["paths"] = [str(p) for p in paths]
+        if self.machine:
+            print(json.dumps(self.result, default=_plain))
+        for path in paths:
+            self.say(str(path))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: numbers of numpy, missing entries of pandas, paths."""
+    if type(value).__name__ == "NAType":
+        return None
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+@contextlib.contextmanager
+def errors(debug: bool) -> Iterator[None]:
+    """One message with the remedy instead of a traceback. Exit codes: 1 failed or stopped, 2 wrong use."""
+    try:
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = lambda text, *place: _line("warning:", text)  # type: ignore[assignment]
+            yield
+    except BrokenPipeError:  # fldiag list | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (Exception, KeyboardInterrupt) as error:
+        if debug or isinstance(error, (Abort, ClickException, Exit)):
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            error = FldiagError(
+                "stopped; finished work is kept",
+                "to continue, run the same command again (a training with --resume)",
+            )
+        elif not isinstance(error, FldiagError):
+            error = FldiagError(
+                f"unexpected {error_text(error)}", "run again with --debug for the traceback"
+            )
+        _line("error:", error.what)
+        if error.remedy:
+            _line("  →", error.remedy)
+        sys.exit(2 if error.usage else 1)
+
+
+def _line(mark: str, text: Any) -> None:
+    print(mark, " ".join(printable(str(text)).splitlines()), file=sys.stderr)
+
 
 # Options that several verbs share, or hand on as they are, spelled once
 
@@ -73,7 +175,7 @@ SHARED: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 metavar="PKG.MOD:NAME",
                 help="Import this code although only the run or checkpoint names it; may be given several times.",
-                callback=lambda value: user_code.allow(value),
+                callback=lambda value: allow(value),
                 expose_value=False,
             ),
         ],
@@ -252,7 +354,7 @@ def command(name: str) -> Any:
 
 def of_diagnostic(entry: Diagnostic) -> Callable[..., None]:
     """The function behind ``fldiag NAME``: its signature is the diagnostic's options and those that all share."""
-    from fldiag.diagnosis.subjects import BY_SUBJECT
+    from fldiag.diagnosis.diagnose import BY_SUBJECT
 
     of_weights = entry.on in ("problem", "checkpoints")
     text = f"Run folders{', or checkpoint files (.pt, .safetensors)' if of_weights else ''}."

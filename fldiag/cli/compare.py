@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fldiag.cli.app import Out, verb
-from fldiag.cli.console import Console
+from fldiag.cli.app import Console, Out, verb
 from fldiag.errors import FldiagError
 
 if TYPE_CHECKING:
@@ -124,8 +123,7 @@ def report(
     from fldiag.diagnosis.diagnose import check_writable, diagnose, folder_of
     from fldiag.report import page
     from fldiag.report.collect import collect
-    from fldiag.results.files import write_text
-    from fldiag.results.provenance import digest
+    from fldiag.results.files import digest, write_text
 
     members = collect(runs)
     folder = check_writable(out or folder_of(m.run for m in members))  # first: it may be refused
@@ -150,8 +148,7 @@ def show(console: Console, table: pd.DataFrame, out: Path | None, **sides: Any) 
     """Say what was asked and answered, and write the table with its provenance. Returns the files."""
     from fldiag.compare import picture
     from fldiag.diagnosis.diagnose import FALLBACK, check_writable
-    from fldiag.results.files import write_table
-    from fldiag.results.provenance import digest
+    from fldiag.results.files import digest, write_table
 
     about = {**table.attrs, **sides}
     console.say("A: {}   B: {}".format(*about["labels"]))

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.app import Device, Download, Out, Set, ask, verb
-from fldiag.cli.console import Console
+from fldiag.cli.app import Console, Device, Download, Out, Set, ask, verb
 
 
 @verb("Weights", "allow_code", "width", "format")
@@ -55,7 +54,7 @@ def partition(
     from fldiag.diagnosis.diagnose import FALLBACK, Answer, check_writable, write_files
     from fldiag.diagnostics import partition as partitions
     from fldiag.registry import diagnostic
-    from fldiag.results.provenance import provenance, sources
+    from fldiag.results.files import provenance, sources
 
     if os.path.isfile(Path(config) / "run.json"):
         options = {"download": download}

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.cli.app import verb
-from fldiag.cli.console import Console
+from fldiag.cli.app import Console, verb
 from fldiag.errors import FldiagError
 
 
@@ -57,7 +56,7 @@ def prune(
 
     Example: fldiag prune checkpoints/digits-scaffold-s0-0a1b2c3d --keep last
     """
-    from fldiag.diagnosis.subjects import read_rounds
+    from fldiag.diagnosis.diagnose import read_rounds
     from fldiag.runs.run import Run
 
     names = {one: one.unneeded(read_rounds(keep, one.rounds)) for one in map(Run.open, run)}

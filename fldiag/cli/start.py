@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter
 
-from fldiag import registry, user_code
-from fldiag.cli.app import Device, Out, Seed, Set, ask, verb
-from fldiag.cli.console import Console
+from fldiag import registry
+from fldiag.cli.app import Console, Device, Out, Seed, Set, ask, verb
 from fldiag.errors import unknown
 
 
@@ -88,7 +87,7 @@ def train(
     path = out or training.run_path(config)
     if dry_run:
         del options["executor"]
-        if not user_code.names(config.model_dump()):  # which is not imported to show a config
+        if not registry.code_names(config.model_dump()):  # which is not imported to show a config
             setup = Setup(config, **options)
             parameters, size = setup.network.size, setup.model_bytes
             console.result |= {"parameters": parameters, "bytes": size}
@@ -124,8 +123,7 @@ def sweep(
     Example: fldiag sweep digits --over method.name=fedavg,fedsol --over seed=0,1,2
     """
     from fldiag.config import parse_override
-    from fldiag.results.files import write_table
-    from fldiag.results.provenance import digest
+    from fldiag.results.files import digest, write_table
     from fldiag.training import sweep as sweeps
     from fldiag.training.train import RUNS
 
@@ -183,10 +181,10 @@ def explain(
     """
     from fldiag.config import settings
 
-    user_code.allow(name)
+    registry.allow(name)
     fields = settings()
     kinds = [getattr(registry, kind[:-1]) for kind in registry.KINDS]
-    entries = (kind.get(name) for kind in kinds if name in kind or user_code.is_code(name))
+    entries = (kind.get(name) for kind in kinds if name in kind or registry.is_code(name))
     if entry := next(entries, None):
         meta = {k: v for k, v in entry.meta.items() if v and not callable(v)}
         console.result |= {"kind": entry.kind, "name": entry.name, "doc": entry.doc, **meta}

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, names_down
+from fldiag.plotting.style import floats, names_down
 from fldiag.results.numbers import numbers
-from fldiag.results.summary import format_number, is_missing
-from fldiag.results.table import Row
+from fldiag.results.table import Row, format_number, is_missing
 
 if TYPE_CHECKING:  # half a second, which the rows do not need
     from matplotlib.figure import Figure

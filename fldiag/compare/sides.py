@@ -17,12 +17,10 @@ from torch import Tensor
 
 from fldiag.config import recipe
 from fldiag.device import full_precision
-from fldiag.diagnosis.diagnose import Bar, diagnose, folder_of
-from fldiag.diagnosis.subjects import ProblemOptions, load, open_subject
+from fldiag.diagnosis.diagnose import Bar, ProblemOptions, diagnose, folder_of, load, open_subject
 from fldiag.errors import FldiagError
 from fldiag.results.numbers import Number
-from fldiag.results.progress import notebook_bar
-from fldiag.results.table import only
+from fldiag.results.table import notebook_bar, only
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.run import Run
 

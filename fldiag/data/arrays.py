@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fldiag.errors import FldiagError, first_line
-from fldiag.seeding import numpy_rng
 
 KEYS = ("train_images", "train_labels", "test_images", "test_labels")
 VALIDATION = ("val_images", "val_labels")
@@ -196,22 +195,3 @@ def _total(a: Tensor) -> Tensor:
         half = m // 2
         a = torch.cat([a[:, :half] + a[:, half : 2 * half], a[:, 2 * half :]], 1)
     return a[:, 0]
-
-
-def spread(y: Tensor, count: int) -> Tensor:
-    """``count`` of the n positions, sorted, evenly spaced through the examples sorted by class; int64 [count].
-
-    So each class keeps its share within one example and the choice uses no random numbers. Regression targets are taken evenly
-    in data set order.
-    """
-    n = len(y)
-    is_class = y.ndim == 1 and not y.is_floating_point()
-    order = torch.argsort(y, stable=True) if is_class else torch.arange(n, device=y.device)
-    pick = (2 * torch.arange(count, device=y.device) + 1) * n // (2 * count)
-    return order[pick].sort().values
-
-
-def draw(y: Tensor, count: int, seed: int, purpose: str) -> Tensor:
-    """``count`` random positions, sorted, of which each class gives its share as in ``spread``; int64 [count]."""
-    order = torch.from_numpy(numpy_rng(seed, purpose).permutation(len(y)))
-    return order[spread(y[order], count)].sort().values

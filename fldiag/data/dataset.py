@@ -94,10 +94,8 @@ class Dataset:
     @property
     def side(self) -> int | None:
         """Pixels a side that models see of larger stored squares: the size of a ``resizedcrop`` among the augmentations."""
-        sizes = (
-            int(s.size) for s in sum(augment.plan(self.augment), ()) if s.kind == "resizedcrop"
-        )
-        return next(sizes, None)
+        size = re.search(r"resizedcrop(\d+)", " ".join(self.augment))
+        return int(size[1]) if size else None
 
     @property
     def tokens(self) -> bool:
@@ -155,8 +153,8 @@ class Dataset:
         """
         if raw.dtype in TOKENS:
             return raw.long()
-        before, after = augment.plan(self.augment)
         if generator is not None:
+            before, after = augment.plan(self.augment)
             raw = augment.apply(raw, before, generator)
         elif self.side:
             from torchvision.transforms.functional import center_crop
@@ -293,7 +291,7 @@ def take(
         index = torch.from_numpy(index)
     x, y = getattr(dataset, f"{split}_x"), getattr(dataset, f"{split}_y")
     if samples is not None and samples < len(y[index]):
-        chosen = arrays.spread(y[index], samples)
+        chosen = spread(y[index], samples)
         index = index[chosen] if ":" in spec else chosen
     if not len(y[index]):
         raise FldiagError(
@@ -332,3 +330,22 @@ def own_classes(train_labels: Any, test_labels: Any, client: int = 0) -> np.ndar
     """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted indices into
     the test split; nothing is drawn, so ``client`` does not matter."""
     return np.flatnonzero(np.isin(np.asarray(test_labels), np.asarray(train_labels)))
+
+
+def spread(y: Tensor, count: int) -> Tensor:
+    """``count`` of the n positions, sorted, evenly spaced through the examples sorted by class; int64 [count].
+
+    So each class keeps its share within one example and the choice uses no random numbers. Regression targets are taken evenly
+    in data set order.
+    """
+    n = len(y)
+    is_class = y.ndim == 1 and not y.is_floating_point()
+    order = torch.argsort(y, stable=True) if is_class else torch.arange(n, device=y.device)
+    pick = (2 * torch.arange(count, device=y.device) + 1) * n // (2 * count)
+    return order[pick].sort().values
+
+
+def draw(y: Tensor, count: int, seed: int, purpose: str) -> Tensor:
+    """``count`` random positions, sorted, of which each class gives its share as in ``spread``; int64 [count]."""
+    order = torch.from_numpy(numpy_rng(seed, purpose).permutation(len(y)))
+    return order[spread(y[order], count)].sort().values

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,14 +58,15 @@ CINIC10 = Preprocessing(
     (0.24205776, 0.23828046, 0.25874835),
     ("reflectcrop4", "hflip"),
 )
-
-
-def _medmnist(summary: str, classes: int, channels: int) -> ImageSet:
-    half = (0.5,) * channels
-    fedsol = Preprocessing(half, half, ("hflip",), 3 // channels)
-    return ImageSet(summary, (channels, 28, 28), classes, {"fedsol": fedsol})
-
-
+#: Sets of MedMNIST.
+colour = partial(
+    ImageSet,
+    shape=(3, 28, 28),
+    variants={"fedsol": Preprocessing((0.5,) * 3, (0.5,) * 3, ("hflip",))},
+)
+gray = partial(
+    ImageSet, shape=(1, 28, 28), variants={"fedsol": Preprocessing((0.5,), (0.5,), ("hflip",), 3)}
+)
 SETS = {
     "mnist": ImageSet(
         "MNIST digits, 28x28 gray (shown as 3 channels), 10 classes, 60,000 train / 10,000 test.",
@@ -133,17 +135,19 @@ SETS = {
         },
         splits=("train", "val"),
     ),
-    "pathmnist": _medmnist("PathMNIST colon tissue, 28x28 colour, 9 classes (MedMNIST).", 9, 3),
-    "dermamnist": _medmnist("DermaMNIST skin lesions, 28x28 colour, 7 classes (MedMNIST).", 7, 3),
-    "octmnist": _medmnist("OCTMNIST retinal scans, 28x28 gray, 4 classes (MedMNIST).", 4, 1),
-    "pneumoniamnist": _medmnist("PneumoniaMNIST X-rays, 28x28 gray, 2 classes (MedMNIST).", 2, 1),
-    "retinamnist": _medmnist("RetinaMNIST photographs, 28x28 colour, 5 classes (MedMNIST).", 5, 3),
-    "breastmnist": _medmnist("BreastMNIST ultrasound, 28x28 gray, 2 classes (MedMNIST).", 2, 1),
-    "bloodmnist": _medmnist("BloodMNIST blood cells, 28x28 colour, 8 classes (MedMNIST).", 8, 3),
-    "tissuemnist": _medmnist("TissueMNIST kidney cells, 28x28 gray, 8 classes (MedMNIST).", 8, 1),
-    "organamnist": _medmnist("OrganAMNIST axial CT, 28x28 gray, 11 classes (MedMNIST).", 11, 1),
-    "organcmnist": _medmnist("OrganCMNIST coronal CT, 28x28 gray, 11 classes (MedMNIST).", 11, 1),
-    "organsmnist": _medmnist("OrganSMNIST sagittal CT, 28x28 gray, 11 classes (MedMNIST).", 11, 1),
+    "pathmnist": colour("PathMNIST colon tissue, 28x28 colour, 9 classes (MedMNIST).", classes=9),
+    "dermamnist": colour("DermaMNIST skin lesions, 28x28 colour, 7 classes (MedMNIST).", classes=7),
+    "octmnist": gray("OCTMNIST retinal scans, 28x28 gray, 4 classes (MedMNIST).", classes=4),
+    "pneumoniamnist": gray("PneumoniaMNIST X-rays, 28x28 gray, 2 classes (MedMNIST).", classes=2),
+    "retinamnist": colour(
+        "RetinaMNIST photographs, 28x28 colour, 5 classes (MedMNIST).", classes=5
+    ),
+    "breastmnist": gray("BreastMNIST ultrasound, 28x28 gray, 2 classes (MedMNIST).", classes=2),
+    "bloodmnist": colour("BloodMNIST blood cells, 28x28 colour, 8 classes (MedMNIST).", classes=8),
+    "tissuemnist": gray("TissueMNIST kidney cells, 28x28 gray, 8 classes (MedMNIST).", classes=8),
+    "organamnist": gray("OrganAMNIST axial CT, 28x28 gray, 11 classes (MedMNIST).", classes=11),
+    "organcmnist": gray("OrganCMNIST coronal CT, 28x28 gray, 11 classes (MedMNIST).", classes=11),
+    "organsmnist": gray("OrganSMNIST sagittal CT, 28x28 gray, 11 classes (MedMNIST).", classes=11),
 }
 
 

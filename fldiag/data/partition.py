@@ -17,8 +17,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from fldiag.data.arrays import draw
-from fldiag.data.dataset import Dataset
+from fldiag.data.dataset import Dataset, draw
 from fldiag.errors import FldiagError, first_line, unknown
 from fldiag.sections import PartitionSection
 from fldiag.seeding import numpy_rng

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.data import named, text
-from fldiag.data.arrays import draw, moments, read_npz, spread
-from fldiag.data.dataset import ARRAYS, Dataset
+from fldiag.data.arrays import moments, read_npz
+from fldiag.data.dataset import ARRAYS, Dataset, draw, spread
 from fldiag.data.partition import hold_out
 from fldiag.errors import FldiagError, error_text, nearest
 from fldiag.sections import DataSection, moments_of
@@ -90,7 +90,7 @@ def _load(section: DataSection, download: bool) -> Dataset:
 
 def call_loader(name: str) -> Any:
     """What the function ``pkg.mod:loader`` returns. Raises FldiagError when it is not allowed, is not there, or fails."""
-    build = user_code.load_user(name, "data set")
+    build = registry.load_user(name, "data set")
     try:
         return build()
     except Exception as error:  # the user's function may raise anything

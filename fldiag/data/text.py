@@ -14,8 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag.data.arrays import spread
-from fldiag.data.dataset import Dataset
+from fldiag.data.dataset import Dataset, spread
 from fldiag.data.named import folder
 from fldiag.errors import FldiagError, first_line
 from fldiag.models import minilm

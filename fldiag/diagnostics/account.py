@@ -14,12 +14,21 @@ from fldiag.curvature.lanczos import EigenPairs
 from fldiag.diagnostics.geometry import Split
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats
+from fldiag.plotting.style import floats
 from fldiag.problem.hessian import eigenpairs
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary
-from fldiag.results.table import Row, last_round, number, only, thin
+from fldiag.results.table import (
+    Options,
+    Row,
+    Sentence,
+    SmallTable,
+    Summary,
+    last_round,
+    number,
+    only,
+    thin,
+)
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Seed, Tol
 

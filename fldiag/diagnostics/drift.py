@@ -19,13 +19,11 @@ from fldiag import losses
 from fldiag.diagnostics.geometry import seen_by_head
 from fldiag.params import Layout, cosine
 from fldiag.plotting import style
-from fldiag.plotting.shapes import compares_runs, lines
+from fldiag.plotting.style import compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.summary import Options, Sentence, Summary, of_rounds
-from fldiag.results.table import Row, only
-from fldiag.runs.history import History, Stored
-from fldiag.runs.pool import Weights
+from fldiag.results.table import Options, Row, Sentence, Summary, of_rounds, only
+from fldiag.runs.history import History, Stored, Weights
 from fldiag.sections import Proximal
 
 #: What training records of every local step when asked to (``Run.steps``), and is also measured here.

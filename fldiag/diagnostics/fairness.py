@@ -17,13 +17,21 @@ from scipy import sparse, special
 from fldiag.data.dataset import own_classes, personal_test
 from fldiag.errors import FldiagError
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats
+from fldiag.plotting.style import floats
 from fldiag.registry import diagnostic
 from fldiag.results import statistics
 from fldiag.results.numbers import Number
 from fldiag.results.statistics import gini, share, worst_decile
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary
-from fldiag.results.table import Row, last_round, number, only
+from fldiag.results.table import (
+    Options,
+    Row,
+    Sentence,
+    SmallTable,
+    Summary,
+    last_round,
+    number,
+    only,
+)
 from fldiag.runs.history import History, Stored
 from fldiag.sections import BINS, FEWEST, ClientSlice, EveryRound
 

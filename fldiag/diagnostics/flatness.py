@@ -23,12 +23,20 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.losses import noise_floor
 from fldiag.plotting import style
-from fldiag.plotting.shapes import dots, floats, lines, wide_range
+from fldiag.plotting.style import dots, floats, lines, wide_range
 from fldiag.problem.hessian import diagonal, eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary
-from fldiag.results.table import Row, last_round, number, only
+from fldiag.results.table import (
+    Options,
+    Row,
+    Sentence,
+    SmallTable,
+    Summary,
+    last_round,
+    number,
+    only,
+)
 from fldiag.runs.history import History
 from fldiag.sections import Products, Rtol, Seed, Tol
 

@@ -16,21 +16,27 @@ import pandas as pd
 from pydantic import Field
 
 from fldiag.plotting import style
-from fldiag.plotting.shapes import MANY, cells, compares_runs, lines
+from fldiag.plotting.style import MANY, cells, compares_runs, lines
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
 from fldiag.results.statistics import sample_mean, share
-from fldiag.results.summary import (
+from fldiag.results.table import (
+    SPLITS,
+    WHOLE,
     Options,
+    Row,
     Sentence,
     Summary,
     guess_accuracy,
+    last_round,
+    number,
     of_rounds,
+    only,
     plus_minus,
+    split_of,
+    thin,
 )
-from fldiag.results.table import SPLITS, WHOLE, Row, last_round, number, only, split_of, thin
-from fldiag.runs.history import History, Stored
-from fldiag.runs.pool import ExamplePool, Weights
+from fldiag.runs.history import ExamplePool, History, Stored, Weights
 
 MOMENTS = {
     "received": "received by the clients",

@@ -21,13 +21,11 @@ from torch.nn import functional as F
 from fldiag import losses
 from fldiag.params import cosine
 from fldiag.plotting import style
-from fldiag.plotting.shapes import bars, dots, floats, lines, wide_range
+from fldiag.plotting.style import bars, dots, floats, lines, wide_range
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import sample_mean
-from fldiag.results.summary import Options, SmallTable, Summary
-from fldiag.results.table import Row, last_round, only
-from fldiag.runs.history import History, Stored
-from fldiag.runs.pool import BATCH, Weights
+from fldiag.results.table import Options, Row, SmallTable, Summary, last_round, only
+from fldiag.runs.history import BATCH, History, Stored, Weights
 
 #: Metric -> how tables and panels call it.
 METRICS = {

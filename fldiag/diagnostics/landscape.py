@@ -26,8 +26,17 @@ from fldiag.plotting import style
 from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Note, SmallTable, at_centre, format_number
-from fldiag.results.table import Row, number, only, table
+from fldiag.results.table import (
+    Item,
+    Note,
+    Row,
+    SmallTable,
+    at_centre,
+    format_number,
+    number,
+    only,
+    table,
+)
 from fldiag.sections import Products, Seed, Tol
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from fldiag.diagnostics.geometry import effective_rank
 from fldiag.errors import FldiagError
 from fldiag.models.lora import adapters
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, lines
+from fldiag.plotting.style import floats, lines
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, SmallTable, Summary
-from fldiag.results.table import Row, last_round, only
+from fldiag.results.table import Options, Row, SmallTable, Summary, last_round, only
 from fldiag.runs.history import History, Stored
 
 #: Metric -> the name of its axis.
@@ -39,7 +38,7 @@ def round_rows(history: History, stored: Stored) -> list[Row]:
     p = torch.from_numpy(history.weights(stored.ids)).to(history.device)
     return [
         {"layer": layer, "estimator": "exact", **row}
-        for layer, factors in adapters(history.network.module).items()
+        for layer, factors in adapters(history.module).items()
         for row in layer_rows(views[factors.a], views[factors.b], p, factors.scale, stored.ids)
     ]
 
@@ -155,7 +154,7 @@ def lora(history: History) -> pd.DataFrame:
     Raises:
         FldiagError: the model has no adapters, or no round has client weights.
     """
-    if not adapters(history.network.module):
+    if not adapters(history.module):
         raise FldiagError(
             f"{history.name}: its model has no low-rank adapters",
             "train with adapters (--set model.lora_rank=8), or record a model of peft",

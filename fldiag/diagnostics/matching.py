@@ -20,12 +20,20 @@ from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import MANY, cells, pairs
+from fldiag.plotting.style import MANY, cells, pairs
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, SmallTable, Summary, format_number
-from fldiag.results.table import Row, last_round, number, only
+from fldiag.results.table import (
+    Options,
+    Row,
+    SmallTable,
+    Summary,
+    format_number,
+    last_round,
+    number,
+    only,
+)
 from fldiag.runs.history import History, Stored
 from fldiag.sections import EveryRound, Products, Rtol, Seed
 

@@ -23,8 +23,7 @@ from fldiag.errors import FldiagError
 from fldiag.plotting import style
 from fldiag.registry import diagnostic
 from fldiag.results.statistics import gini, sample_mean
-from fldiag.results.summary import Note, Options, SmallTable, Summary
-from fldiag.results.table import Row, number, only, table, thin
+from fldiag.results.table import Note, Options, Row, SmallTable, Summary, number, only, table, thin
 from fldiag.runs.open_problem import load_dataset, load_parts
 from fldiag.runs.run import Run
 from fldiag.sections import Download, Root

@@ -20,13 +20,12 @@ from fldiag.execution import workspace
 from fldiag.landscape.directions import random_direction
 from fldiag.landscape.paths import Path, rows_along
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, wide_range
+from fldiag.plotting.style import floats, wide_range
 from fldiag.problem.data import same
 from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Note, SmallTable, format_number
-from fldiag.results.table import Row, number, only, table
+from fldiag.results.table import Item, Note, Row, SmallTable, format_number, number, only, table
 from fldiag.sections import Products, Seed
 
 if TYPE_CHECKING:

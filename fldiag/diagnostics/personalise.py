@@ -10,12 +10,20 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import BeforeValidator, Field
 
-from fldiag import user_code
+from fldiag import registry
 from fldiag.plotting import style
-from fldiag.plotting.shapes import compares_runs
+from fldiag.plotting.style import compares_runs
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Options, Sentence, SmallTable, Summary
-from fldiag.results.table import PERSONAL, check, only, table
+from fldiag.results.table import (
+    PERSONAL,
+    Options,
+    Sentence,
+    SmallTable,
+    Summary,
+    check,
+    only,
+    table,
+)
 from fldiag.runs.run import Run
 from fldiag.sections import Device, Download, Root
 
@@ -124,7 +132,7 @@ def personalise(
     from fldiag.training.server import Federation
     from fldiag.training.setup import setup_of
 
-    user_code.allow(model, data)
+    registry.allow(model, data)
     tables = []
     for run in runs:
         setup = setup_of(run, device=device, root=root, download=download)

@@ -18,11 +18,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fldiag.plotting import style
-from fldiag.plotting.shapes import bars
+from fldiag.plotting.style import bars
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Item, Note, SmallTable
-from fldiag.results.table import Row, only, table
+from fldiag.results.table import Item, Note, Row, SmallTable, only, table
 from fldiag.sections import Seed
 from fldiag.seeding import torch_rng
 

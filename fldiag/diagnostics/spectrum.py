@@ -22,14 +22,13 @@ from fldiag.curvature.lanczos import EigenPairs, quadrature
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.shapes import floats, wide_range
+from fldiag.plotting.style import floats, wide_range
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs
 from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.summary import Item, Note, SmallTable
-from fldiag.results.table import Row, Vectors, only, table
+from fldiag.results.table import Item, Note, Row, SmallTable, Vectors, only, table
 from fldiag.sections import Matrix, Seed, Tol, Which
 from fldiag.seeding import seed_for, torch_rng
 

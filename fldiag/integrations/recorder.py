@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from fldiag import data as datasets
-from fldiag import models, user_code
+from fldiag import models, registry
 from fldiag.data import Dataset, given, partition
 from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.losses import is_probabilities
-from fldiag.models import lora, state_dict
+from fldiag.models import lora
 from fldiag.params import Layout, unwrap_model
 from fldiag.problem.module import copy_module
-from fldiag.results.provenance import digest, provenance
+from fldiag.results.files import digest, provenance
 from fldiag.results.table import Row
 from fldiag.runs.checkpoint import State, plain
 from fldiag.runs.open_problem import (
@@ -96,7 +96,7 @@ class Recorder:
         self.parts: given.Parts | None = None
         if data is None and given.are_examples(clients):
             data, self.parts = given.examples_of(clients)
-        user_code.allow(data, model)
+        registry.allow(data, model)
         dataset: Dataset | None = None
         if isinstance(data, str):
             dataset = datasets.load(data)
@@ -345,14 +345,14 @@ class Recorder:
                 f"{label} is not {self.layout.size:,} parameters in {len(own)} tensors: {first_line(error)}",
                 "give a module, a state_dict, a vector of the parameters, or a list of arrays",
             ) from None
-        tensors, _ = state_dict.without_prefix(tensors, self.module)
+        tensors, _ = models.without_prefix(tensors, self.module)
         for name, frozen in lora.frozen_weights(self.module).items():
             if name in tensors and not torch.allclose(tensors.pop(name).to(frozen), frozen):
                 raise FldiagError(
                     f"the frozen weights {name} of {label} differ from those of the recorder's model",
                     "leave them as they are in training; or store all weights: trainable=False",
                 )
-        state, _ = state_dict.fit(tensors, self.module)
+        state, _ = models.fit_weights(tensors, self.module)
         # loops make float64 of float32; a counter of batches may lack
         return {
             name: state.get(name, t).to("cpu", t.dtype, copy=True)

@@ -35,7 +35,8 @@ class Path:
     @staticmethod
     def between(start: Problem, end: Problem) -> Path:
         """From one model to another, each with its own buffers."""
-        buffers = {n: b for n, b in end.buffers.items() if b.is_floating_point()}
+        own = end.module.named_buffers()
+        buffers = {n: end.state[n] for n, b in own if b.is_floating_point()}
         return Path(start, end.w.double() - start.w.double(), buffers)
 
     def scores(self, t: float) -> Scores:

@@ -1,14 +1,15 @@
-"""Architectures (one a file) and how rows of weights meet inputs (network.py)."""
+"""Architectures (one a file), how rows of weights meet inputs (network.py), and state_dicts under a model's own names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.errors import FldiagError
 from fldiag.seeding import seed_for
 
@@ -47,7 +48,7 @@ def build(
                 check_size(name, lambda: entry.build(shape, classes, **options), most)
             torch.manual_seed(seed_for(seed, "init"))
             return entry.build(shape, classes, **options)
-        factory = user_code.load_user(name, "model")
+        factory = registry.load_user(name, "model")
         module = _call_factory(name, factory, shape, classes, options)
     if not isinstance(module, nn.Module):
         raise FldiagError(
@@ -95,3 +96,105 @@ def _call_factory(
             f"model factory {name!r} failed ({type(error).__name__}: {error})",
             "fix it; it is called as factory(shape, classes), or as factory()",
         ) from error
+
+
+#: What DataParallel and torch.compile put into names, wherever a part of the model was wrapped.
+WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|module)\.")
+State = dict[str, Tensor]
+
+
+def without_prefix(state: State, module: nn.Module) -> tuple[State, str]:
+    """The weights under the module's own names, and the prefix that these had: "model." of Lightning, "" for none.
+
+    Arrays without names (``arr_0``, ``arr_1``, ...) are taken in the order of the module's state_dict.
+
+    Raises FldiagError when the names fit behind several prefixes, and when arrays without names do not fit.
+    """
+    state, required = in_order(state, module), required_names(module)
+    if not (fits := prefixes(state, required)):
+        state = _unwrapped(state, module)
+        fits = prefixes(state, required)
+    if "" in fits or not fits:
+        return state, ""
+    if len(fits) > 1:
+        raise FldiagError(
+            f"the names fit the model behind each of {', '.join(map(repr, fits))}",
+            key_remedy(fits[-1].removesuffix(".")),
+        )
+    return strip_prefix(state, fits[0]), fits[0]
+
+
+def prefixes(names: Iterable[str], required: set[str]) -> list[str]:
+    """What stands before all the required names in ``names``: several where there are several sets of weights."""
+    present, first = set(names), min(required, default="")
+    candidates = {n.removesuffix(first) for n in present if f".{n}".endswith(f".{first}")}
+    return sorted(p for p in candidates if all(p + n in present for n in required))
+
+
+def strip_prefix(state: State, prefix: str) -> State:
+    """The tensors behind the prefix, without it; those elsewhere are left out."""
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+
+def _unwrapped(state: State, module: nn.Module) -> State:
+    """The state_dict with the wrappers in the module's own names instead of those in its names."""
+    own = {WRAPPERS.sub("", n): n for n in module.state_dict()}
+    names = {n: WRAPPERS.sub("", n) for n in state}
+    if len(set(names.values())) < len(names):
+        return state
+    return {own.get(names[n], names[n]): t for n, t in state.items()}
+
+
+def in_order(state: State, module: nn.Module) -> State:
+    """Arrays without names under those of the module's state_dict, in its order. Raises FldiagError where they do not fit."""
+    if not state or not all(re.fullmatch(r"arr_\d+", name) for name in state):
+        return state
+    arrays = [state[name] for name in sorted(state, key=lambda name: int(name[4:]))]
+    own = module.state_dict()
+    if [a.shape for a in arrays] != [t.shape for t in own.values()]:
+        pairs = zip(arrays, own.items(), strict=False)
+        misfits = [
+            f": {list(a.shape)} where {n} is {list(t.shape)}"
+            for a, (n, t) in pairs
+            if a.shape != t.shape
+        ]
+        raise FldiagError(
+            f"{len(arrays)} arrays without names do not fit the model, whose state_dict has {len(own)} tensors"
+            + "".join(misfits[:1]),
+            "give the model of these weights; arrays are taken in the order of its state_dict()",
+        )
+    return dict(zip(own, arrays, strict=True))
+
+
+def key_remedy(key: str) -> str:
+    return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
+
+
+def fit_weights(state: State, module: nn.Module) -> tuple[State, str]:
+    """(the module's parameters in its own order and the buffers that are there, the prefix that was stripped).
+
+    Raises FldiagError naming the first tensor that has another shape, is missing or is unexpected.
+    """
+    state, prefix = without_prefix(state, module)
+    shapes = {n: t.shape for n, t in [*module.named_parameters(), *module.named_buffers()]}
+    all_names = shapes.keys() | module.state_dict().keys()  # also the second names of tied tensors
+    misfits = [
+        f"{n} is {list(state[n].shape)} there and {list(s)} in the model"
+        for n, s in shapes.items()
+        if n in state and state[n].shape != s
+    ][:1]
+    lacking, extra = required_names(module) - state.keys(), state.keys() - all_names
+    for kind, names in (("it lacks", sorted(lacking)), ("the model has no", sorted(extra))):
+        if names:
+            rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            misfits.append(f"{kind} {names[0]}{rest}")
+    if misfits:
+        raise FldiagError("; ".join(misfits), "give the model of this very architecture")
+    return {n: state[n].detach() for n in shapes if n in state}, prefix
+
+
+def required_names(module: nn.Module) -> set[str]:
+    """Names without which the weights are not whole: a batch counter may lack, and what state_dict() does not keep."""
+    parameters = {n for n, _ in module.named_parameters()}
+    buffers = {n for n, _ in module.named_buffers()} & module.state_dict().keys()
+    return parameters | {n for n in buffers if not n.endswith("num_batches_tracked")}

@@ -279,8 +279,8 @@ class Diagonal:
 def norm(values: Tensor, stderr: Tensor) -> tuple[float, float]:
     """The Euclidean norm of estimates, without the part that noise adds to it, and its standard error to first order."""
     size = math.sqrt(max(0.0, float(values.square().sum() - stderr.square().sum())))
-    spread = 2 * float((values * stderr).norm())
-    return size, spread / (2 * size) if size else math.sqrt(spread)
+    spread = float((values * stderr).norm())
+    return size, spread / size if size else math.sqrt(2 * spread)
 
 
 def diagonal(

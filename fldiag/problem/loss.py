@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from fldiag.errors import FldiagError
 from fldiag.losses import IGNORED, form_of, is_probabilities, multi_label, with_classes_second
 from fldiag.problem.data import Function, Tree, count, cut, describe
-from fldiag.results.summary import guess_accuracy
-from fldiag.results.table import Row
+from fldiag.results.table import Row, guess_accuracy
 
 #: What a loss may be the mean of.
 COUNTS: dict[str, Function] = {

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from fldiag.curvature.operator import Curvature, Differences, finite
 from fldiag.errors import FldiagError
-from fldiag.models import state_dict
+from fldiag.models import without_prefix
 from fldiag.params import Layout
 from fldiag.problem.data import Function, Tensors, Tree, arguments, count, cut, same
 from fldiag.seeding import torch_rng
@@ -57,7 +57,7 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
     """
     own = module.state_dict(keep_vars=True)
     tensors = dict(named(own if params is None else params, Layout.of(module)))
-    state, _ = state_dict.without_prefix(tensors, module)
+    state, _ = without_prefix(tensors, module)
     state |= buffers or {}
     for name, b in module.named_buffers():
         if name in state and name not in own:  # a buffer that is not persistent
@@ -217,12 +217,10 @@ def _is_product_wrong(problem: Any) -> bool:
     def batch(leaves: Tensors) -> Any:
         return twin.call(leaves["w"], x), lambda z: twin.criterion.total(z, y)
 
-    def loss(w: Tensor) -> Tensor:
-        return twin.criterion.total(twin.call(w, x), y)
-
     slope = gradient(at)
     floor = 1e-6 * float(slope.norm()) / math.sqrt(len(at))
-    if not Differences(loss, at).show(lambda v: slope @ v, ways, LOSS_STEP * length, floor):
+    loss = Differences(partial(twin.total, x=x, y=y), at)
+    if not loss.show(lambda v: slope @ v, ways, LOSS_STEP * length, floor):
         raise FldiagError(
             "the gradient of the loss is not the derivative that differences show: detach(), no_grad or an own backward",
             "remove it: numbers about this loss would be wrong",

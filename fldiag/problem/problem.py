@@ -35,7 +35,7 @@ from fldiag.problem.data import (
 )
 from fldiag.problem.loss import Loss, Scores, answers, as_sums
 from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of
-from fldiag.results.provenance import digest
+from fldiag.results.files import digest
 from fldiag.results.table import Row
 from fldiag.sections import Matrix
 
@@ -114,6 +114,8 @@ class Problem:
                 load(self.module, params, buffers)
             self.module.eval()
         self.n, self.slice_name = self.data.n, self.data.name
+        #: What was done to the inputs before the model sees them, in words.
+        self.inputs = str(getattr(self.data, "inputs", "as passed"))
         self.place(tensors_of(self.module))
 
     def place(self, tensors: Tensors) -> None:
@@ -121,11 +123,6 @@ class Problem:
         copies = {n: t.detach().clone() for n, t in tensors.items()}
         self.state = convert(copies, self.dtype, self.device)
         self.w = self.layout.row(self.state)
-
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """The model's buffers by name."""
-        return {n: self.state[n] for n, _ in self.module.named_buffers()}
 
     def __repr__(self) -> str:
         return f"Problem({self.name!r}, {self.layout.size:,} parameters, {self.n} examples of {self.slice_name!r}, {self.dtype})"
@@ -157,8 +154,8 @@ class Problem:
         Raises:
             FldiagError: the weights do not fit.
         """
-        params = named(params, Layout.of(self.module))
-        tensors = {**self.buffers, **params, **(buffers or {})}
+        tensors = {n: self.state[n] for n, _ in self.module.named_buffers()}
+        tensors |= {**named(params, Layout.of(self.module)), **(buffers or {})}
         misfits = [
             n for n, t in self.state.items() if n not in tensors or tensors[n].shape != t.shape
         ]
@@ -180,24 +177,14 @@ class Problem:
             about["weight_decay"] = self.weight_decay
         return about | self.labels
 
-    @property
-    def inputs(self) -> str:
-        """What was done to the inputs before the model sees them, in words."""
-        return str(getattr(self.data, "inputs", "as passed"))
-
     def digest(self) -> str:
         """Changes when the model, loss, weights, buffers, data or precision change."""
-        about = (
-            self.module,
-            form_of(self.user_loss),
-            self.layout.names,
-            self.weight_decay,
-            self.dtype,
-        )
-        code = [text_of(about), *map(code_of, [self.user_loss, *self.module.modules()])]
+        options = form_of(self.user_loss), self.weight_decay, self.dtype, self.layout.names
+        code = [self.module, *options, *map(code_of, [self.user_loss, *self.module.modules()])]
+        loss = float(self.total(self.w, *self.sample()))  # says what no code does
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
-        return digest(code, self.state, data)
+        return digest(text_of(code), self.state, data, f"{loss:.4g}")
 
     # -- parts of an evaluation
 
@@ -249,11 +236,15 @@ class Problem:
         with self.guarded():
             return torch.func.functional_call(self.module, tensors, *arguments(self.module, x))
 
+    def total(self, w: Tensor | Tensors, x: Tree, y: Tree) -> Tensor:
+        """The loss of a batch as a sum."""
+        return self.criterion.total(self.call(w, x), y)
+
     def slope(self, w: Tensor, x: Tree, y: Tree, twice: bool = False) -> Tensor:
         """The gradient of a batch's sum [P], which can be differentiated again if ``twice``."""
         leaf = w.detach().requires_grad_()
         with torch.enable_grad(), self.guarded():
-            return slopes(self.criterion.total(self.call(leaf, x), y), [leaf], twice)[0]
+            return slopes(self.total(leaf, x, y), [leaf], twice)[0]
 
     @cached_property
     def criterion(self) -> Loss:

@@ -19,8 +19,16 @@ from fldiag.report.collect import RunTables, reason
 from fldiag.report.document import Section, render
 from fldiag.results.numbers import Number, numbers
 from fldiag.results.statistics import wilson
-from fldiag.results.summary import SmallTable, cell, format_number, percent, plus_minus
-from fldiag.results.table import last_round, number, only
+from fldiag.results.table import (
+    SmallTable,
+    cell,
+    format_number,
+    last_round,
+    number,
+    only,
+    percent,
+    plus_minus,
+)
 
 CURVES_LEAD = (
     "The global model after each round, on test examples where a run has them. Bars: standard "

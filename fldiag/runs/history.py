@@ -4,29 +4,146 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
-from fldiag import losses
+from fldiag import data, losses
 from fldiag.data import Dataset
-from fldiag.device import device_of
+from fldiag.data.dataset import Slice, spread
+from fldiag.device import device_of, threads
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
+from fldiag.models import fit_weights
 from fldiag.models.network import Network
-from fldiag.models.state_dict import fit
-from fldiag.problem.data import convert, cut
+from fldiag.params import Layout
+from fldiag.problem.data import arguments, convert, cut
 from fldiag.problem.problem import Problem
-from fldiag.results.provenance import digest
+from fldiag.results.files import digest
 from fldiag.results.table import Row, table
 from fldiag.runs.checkpoint import Checkpoint, State
 from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
-from fldiag.runs.pool import ExamplePool, ExampleScores, Weights, evaluate
 from fldiag.runs.run import Run
+
+#: Examples in a batch of one model; as in training's own evaluation, so that the numbers are the run's.
+BATCH = 500
+
+Weights = tuple[Tensor, dict[str, Tensor]]  # a vector [P] and the buffers that go with it
+
+
+@dataclass(frozen=True)
+class ExampleScores:
+    """What models do on the pool: ``loss`` [R, n] of each example, ``right`` [R, n] (None: no classes).
+
+    A model with weights or outputs that are not a number has NaN losses and is not ``valid`` [R].
+    """
+
+    loss: np.ndarray
+    right: np.ndarray | None
+    valid: np.ndarray
+
+
+class ExamplePool:
+    """``x_raw`` and ``y`` of the test split and of every client's training examples, one after the other.
+
+    ``split``: the name of what stands first, "test" or "train"; ``test``: where that lies; ``clients``: where the training
+    examples of all clients lie. ``segments``: "test" and "client:7/train" -> where they lie. ``samples``: at most so many test
+    examples, and so many training examples of all clients together (each keeps its share, and its classes theirs).
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        parts: Sequence[np.ndarray],
+        samples: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.dataset, self.device, self.dtype = dataset, device, dtype
+        self.split = dataset.evaluation[0]
+        total, slices = sum(map(len, parts)), [data.take(dataset, self.split, None, samples)]
+        for k, n in enumerate(map(len, parts)):
+            if n:
+                count = max(1, round(min(samples or total, total) * n / total))
+                slices.append(data.take(dataset, f"client:{k}", parts, count))
+        ends = np.cumsum([s.n for s in slices]).tolist()
+        self.segments = {s.name: slice(end - s.n, end) for s, end in zip(slices, ends, strict=True)}
+        self.n, self.test = ends[-1], slice(0, ends[0])
+        self.clients = slice(ends[0], self.n)
+        self.x_raw, self.y = torch.cat([s.x_raw for s in slices]), torch.cat([s.y for s in slices])
+
+    def train_slice(self, client: int) -> slice:
+        """Where the client's training examples lie (an empty slice for a client without any)."""
+        return self.segments.get(f"client:{client}/train", slice(self.n, self.n))
+
+    def places(self, examples: np.ndarray) -> np.ndarray:
+        """Where those of the test split's examples lie in the pool that it holds."""
+        positions = spread(self.dataset.evaluation[2], self.test.stop).cpu().numpy()
+        return np.flatnonzero(np.isin(positions, examples))
+
+    def take(self, examples: slice | Tensor, name: str) -> Slice:
+        """A segment of the pool, or some of its examples (indices), as a slice for a Problem."""
+        y = self.y[examples]
+        return Slice(name, len(y), self.x_raw[examples], y, self.dataset)
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of examples start..stop-1, ready for a model."""
+        x, y = self.dataset.normalise(self.x_raw[start:stop]), self.y[start:stop]
+        return convert((x, y), self.dtype, self.device)  # type: ignore[no-any-return]
+
+    def batches(self, where: slice, size: int, mixed: bool = True) -> Iterator[slice]:
+        """The examples ``where`` in batches; without ``mixed``, no batch holds examples of two segments."""
+        for part in [where] if mixed else self.segments.values():
+            stop = min(part.stop, where.stop)
+            for i in range(max(part.start, where.start), stop, size):
+                yield slice(i, min(i + size, stop))
+
+
+def evaluate(
+    network: Network, pool: ExamplePool, models: Sequence[Weights], first: int
+) -> ExampleScores:
+    """Loss and correctness of every model [P] on the ``first`` so many examples of the pool, in eval mode.
+
+    A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
+    not depend on the others. Models are shared out among threads with one of torch's each: on a busy machine torch's own
+    threads spend most of the time waiting for each other.
+    """
+    loss = np.empty((len(models), first))
+    right = None if pool.dataset.regression else np.empty(loss.shape, dtype=bool)
+
+    def score(i: int) -> None:
+        w, buffers = models[i]
+        rows = w[None].to(pool.device, pool.dtype)
+        bound = network.bind(rows, {n: b[None].clone() for n, b in buffers.items()})
+        for batch in pool.batches(slice(0, first), BATCH, mixed=not network.batch_dependent):
+            x, y = pool.read(batch.start, batch.stop)
+            with torch.no_grad():
+                outputs = bound(x[None])
+                loss[i, batch] = losses.per_example(outputs, y[None])[0].double().cpu().numpy()
+                if right is not None:
+                    right[i, batch] = (losses.predicted(outputs)[0] == y).cpu().numpy()
+
+    # another module than a chain of layers is called with its parameters put in place, one call at a time
+    is_shared = pool.device.type == "cpu" and network.stackable and len(models) > 1
+    workers = torch.get_num_threads() if is_shared else 1
+    if workers > 1:
+        own = partial(torch.set_num_threads, 1)
+        with threads(workers), ThreadPoolExecutor(workers, initializer=own) as each:
+            list(each.map(score, range(len(models))))
+    else:
+        list(map(score, range(len(models))))
+    loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
+    valid = ~np.isnan(loss.sum(1))
+    loss[~valid] = np.nan
+    return ExampleScores(loss, right, valid)
+
 
 NOTHING = torch.empty(0)
 
@@ -120,8 +237,8 @@ class History:
         config, dataset = run.about["config"], None
         if first.data is not None or "name" in config["data"]:  # else only weights are known
             dataset = load_dataset(first, root, download, normalise)
-        self.network = Network(build_module(first, dataset))
-        check_merging(self.network.module)
+        self.module = copy.deepcopy(build_module(first, dataset))
+        check_merging(self.module)
         parts = load_parts(first, "partition.npz")
         notes = [*run.origin.get("notes", ())]
         if parts is None:
@@ -135,9 +252,9 @@ class History:
         self.training = dict(config.get("train", {}))
         self.run, self.name, self.samples, self.memory = run, run.name, samples, memory
         self.device, self.dtype = torch.device(device_of(device, dtype)), dtype
-        self.network.module.to(self.device, dtype).eval()
-        self.network.buffers = convert(self.network.buffers, dtype, self.device)
-        self.layout = self.network.layout
+        self.module.to(self.device, dtype).eval().requires_grad_(False)
+        self.buffers = {n: b.detach().clone() for n, b in self.module.named_buffers()}
+        self.layout = Layout.of(self.module)
         self._pool = None
         if dataset is not None:
             self._pool = ExamplePool(dataset, self.parts, samples, self.device, dtype)
@@ -161,7 +278,7 @@ class History:
         is_lost = bool(buffers) and r != 1 and not is_known
         if c.clients is None or c.received is None or is_lost:
             return Stored(r, aggregated, buffers=buffers)
-        before = self.network.buffers
+        before = self.buffers
         if buffers and is_known:
             before = self._weights(self.run.checkpoint(r - 1))[1]
         finite = torch.isfinite(c.clients).all(1).nonzero().flatten()
@@ -181,8 +298,8 @@ class History:
         )
 
     def _weights(self, c: Checkpoint) -> Weights:
-        state, _ = fit(c.state, self.network.module)
-        buffers = {n: state.get(n, b) for n, b in self.network.buffers.items()}
+        state, _ = fit_weights(c.state, self.module)
+        buffers = {n: state.get(n, b) for n, b in self.buffers.items()}
         row = self.layout.row(state).to(self.device, self.dtype)
         return row, convert(buffers, self.dtype, self.device)
 
@@ -295,6 +412,11 @@ class History:
 
     # Computing
 
+    @cached_property
+    def network(self) -> Network:
+        """The model, for many weights."""
+        return Network(self.module)
+
     def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> ExampleScores:
         """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
         split alone, which comes first."""
@@ -304,7 +426,7 @@ class History:
     def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
         """The loss surface around weights on a segment of the pool, or on some of its examples (indices)."""
         return Problem(
-            self.network.module,
+            self.module,
             losses.criterion(self.dataset.regression),
             self.pool.take(where, name),
             *weights,
@@ -354,13 +476,13 @@ class History:
 
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change; the name does not count."""
-        about = [repr(self.network.module), str(self.dtype), self.run.about, self.remarks]
+        about = [repr(self.module), str(self.dtype), self.run.about, self.remarks]
         if self._pool is not None:  # what the model does also counts, not only how it is spelled
-            w = torch.linspace(-0.1, 0.1, self.layout.size)
-            scores = evaluate(
-                self.network, self._pool, [(w, self.network.buffers)], min(4, self._pool.n)
-            )
-            about += [self.dataset.fingerprint(), scores.loss]
+            w = torch.linspace(-0.1, 0.1, self.layout.size, dtype=self.dtype, device=self.device)
+            tensors, (x, _) = {**self.buffers, **self.layout.views(w)}, self._pool.read(0, 4)
+            with torch.no_grad():
+                outputs = functional_call(self.module, tensors, *arguments(self.module, x))
+            about += [self.dataset.fingerprint(), outputs]
         return digest(self.files, self.parts, self.test_parts, self.samples, about)
 
 

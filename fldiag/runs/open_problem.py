@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fldiag import data, losses, models, user_code
+from fldiag import data, losses, models, registry
 from fldiag.data import Dataset, partition, sources
 from fldiag.data.arrays import count_classes, unpack
 from fldiag.data.given import dataset_of
@@ -20,7 +20,7 @@ from fldiag.params import unwrap_model
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
 from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
-from fldiag.results.provenance import digest
+from fldiag.results.files import digest
 from fldiag.runs.checkpoint import Checkpoint, State, pack, read_tensors
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
@@ -108,8 +108,8 @@ def _criterion(loss: str | Callable[..., Any]) -> Callable[..., Any]:
         return losses.BY_NAME[loss]
     if ":" not in loss:
         raise unknown("loss", loss, losses.BY_NAME)
-    user_code.allow(loss)
-    function: Callable[..., Tensor] = user_code.load_user(loss, "loss")
+    registry.allow(loss)
+    function: Callable[..., Tensor] = registry.load_user(loss, "loss")
     return function
 
 
@@ -122,8 +122,8 @@ def load_data(
     """The data set that comes with the checkpoint, else the one that it names, which must be the one of its training. Other
     examples that come with it, or that the user's loader returns, are as they are."""
     source, spec = c.data, c.config.get("data", {})
-    user_code.allow(source)
-    if isinstance(source, str) and user_code.is_code(source):
+    registry.allow(source)
+    if isinstance(source, str) and registry.is_code(source):
         content = sources.call_loader(source)
         source = source if isinstance(content, Dataset) or is_split(content) else content
     is_named = isinstance(source, (str, Path))
@@ -180,7 +180,7 @@ def build_module(c: Checkpoint, content: Any) -> nn.Module:
 def _built(c: Checkpoint, content: Any) -> nn.Module:
     if isinstance(c.model, nn.Module):
         return c.model
-    user_code.allow(c.model)
+    registry.allow(c.model)
     if c.model is None and not c.manifest and (c.path.parent / pretrained.CONFIG).is_file():
         return pretrained.build(c.path.parent)
     spec = dict(c.config.get("model", {})) if c.model is None else {"name": str(c.model)}

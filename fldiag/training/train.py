@@ -19,9 +19,8 @@ from fldiag.errors import FldiagError
 from fldiag.execution import Pool, Workspace, open_pool
 from fldiag.method import Round
 from fldiag.registry import Progress
-from fldiag.results import provenance as origin
-from fldiag.results.progress import notebook_bar
-from fldiag.results.table import Row
+from fldiag.results import files
+from fldiag.results.table import Row, notebook_bar
 from fldiag.runs.open_problem import keep_base
 from fldiag.runs.run import ABOUT, Run, lock
 from fldiag.training.client import CohortResult
@@ -188,7 +187,7 @@ def _loop(run: Run, federation: Federation, pool: Pool, emit: Listener) -> None:
     stored, holding = rounds_to_store(setup)
     rows: list[Row] = []
     # Once for each start: on another processor a resumed run differs in the last bits.
-    facts: dict[str, Any] = {"machine": origin.machine(), **origin.provenance(device=setup.device)}
+    facts: dict[str, Any] = {"machine": files.machine(), **files.provenance(device=setup.device)}
     while run.status != "diverged" and federation.t < config.rounds:
         start, received = time.perf_counter(), federation.sent()
         r = federation.t + 1  # a run's rounds count from 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import last, rewrite, run, table
 
-from fldiag.diagnosis.subjects import read_rounds
+from fldiag.diagnosis.diagnose import read_rounds
 
 SMALL = ("--set", "rounds=4", "--set", "model.name=mlp", "--set", "train.epochs=2")
 

@@ -3,7 +3,7 @@
 import pytest
 from commands import last, run, table
 
-from fldiag.diagnosis.subjects import size
+from fldiag.diagnosis.diagnose import size
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results.table import only

@@ -14,9 +14,9 @@ import typer
 from commands import commands, last, run
 
 import fldiag
-from fldiag.cli.console import Console
+from fldiag.cli.app import Console
 from fldiag.diagnosis import diagnose as diagnosis
-from fldiag.results import provenance
+from fldiag.results import files
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "checkpoints" / "example" / "fedsol-digits.pt"
@@ -95,7 +95,7 @@ def test_spectrum_of_the_committed_example_has_the_promised_rows():
 
 
 def test_a_repeated_question_computes_and_draws_nothing(trained, monkeypatch):
-    monkeypatch.setattr(provenance, "commit", lambda: "1a2b")
+    monkeypatch.setattr(files, "commit", lambda: "1a2b")
     question = ("spectrum", trained, "--k", 2, "--json")
 
     def times():
@@ -126,9 +126,9 @@ def test_a_renamed_run_has_an_answer_under_its_new_name(trained, tmp_path):
 
 @pytest.mark.slow
 def test_what_a_repeated_question_needs_is_imported_and_no_more(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "commit", lambda: "1a2b")
+    monkeypatch.setattr(files, "commit", lambda: "1a2b")
     code = (
-        "import sys, fldiag.cli; from fldiag.results import provenance; provenance.commit = lambda: '1a2b'; "
+        "import sys, fldiag.cli; from fldiag.results import files; files.commit = lambda: '1a2b'; "
         "fldiag.cli.app(sys.argv[1:], standalone_mode=False); "
         "print({'plotly', 'seaborn', 'matplotlib', 'scipy', 'sklearn', 'torchvision', 'fldiag.config'} & set(sys.modules))"
     )

@@ -7,7 +7,8 @@ from sklearn.datasets import load_digits, load_iris
 from torchvision import transforms
 
 from fldiag.data import Dataset, load, take
-from fldiag.data.arrays import moments, ready, spread
+from fldiag.data.arrays import moments, ready
+from fldiag.data.dataset import spread
 from fldiag.errors import FldiagError
 from fldiag.seeding import torch_rng
 

@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision import datasets, transforms
 
 import fldiag
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.data import named, text
 from fldiag.data.partition import deal
 from fldiag.data.sources import load, load_public
@@ -230,7 +230,7 @@ def test_a_factory_returns_a_data_set_or_four_arrays(folder, monkeypatch):
     )
     monkeypatch.chdir(folder)
     names = [f"mine:{name}" for name in ("four", "tokens", "ready", "wrong", "broken")]
-    user_code.allow(names)
+    registry.allow(names)
     four, tokens, ready = map(load, names[:3])
     assert four.shape == (4,) and four.classes == 4 and tokens.tokens and ready.name == "iris"
     for name, words in zip(names[3:], ("returned a int", "ZeroDivisionError"), strict=True):

@@ -16,7 +16,7 @@ import torch
 from helpers import precision
 
 import fldiag
-from fldiag import execution, user_code
+from fldiag import execution, registry
 from fldiag.device import threads
 from fldiag.errors import FldiagError
 from fldiag.execution import check_executor, open_pool
@@ -39,7 +39,7 @@ def draw(state, seed):
         time.sleep(0.2)
     torch.manual_seed(seed)
     total = float((state * torch.randn(len(state))).sum())
-    return total, torch.get_num_threads(), "mine:net" in user_code.ALLOWED, precision()
+    return total, torch.get_num_threads(), "mine:net" in registry.ALLOWED, precision()
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def state():
 @pytest.mark.parametrize("executor", ["processes:2", "threads", DASK])
 def test_results_are_those_of_this_process_in_order(state, executor, monkeypatch):
     """Also what a worker says that dies is one error, which names its unit."""
-    monkeypatch.setattr(user_code, "ALLOWED", {"mine:net"})
+    monkeypatch.setattr(registry, "ALLOWED", {"mine:net"})
     has_workers, name = executor != "threads", "unit {}".format
     executor = executor if has_workers else ThreadPoolExecutor(2)
     with threads(1), open_pool("serial", draw, state) as pool:

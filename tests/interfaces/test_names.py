@@ -10,9 +10,9 @@ import types
 import pytest
 
 import fldiag
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.errors import FldiagError
-from fldiag.user_code import allow, load_user
+from fldiag.registry import allow, load_user
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
@@ -65,14 +65,14 @@ def test_other_packages_bring_entries_and_a_broken_one_is_one_error(monkeypatch)
 def test_user_code_is_imported_only_with_consent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    monkeypatch.setattr(user_code, "ALLOWED", set())
+    monkeypatch.setattr(registry, "ALLOWED", set())
     (tmp_path / "mymod.py").write_text("open('HIT', 'w').close()\ndef build(): return 7\n")
     with pytest.raises(FldiagError, match="--allow-code mymod:build"):
         load_user("mymod:build", "model")
     allow("mymod:other", ["digits", "npz:mymod:build"], 3, None)
     with pytest.raises(FldiagError, match="does not import it because a file says so"):
         load_user("mymod:build", "model")
-    assert {"mymod:other"} == user_code.ALLOWED
+    assert {"mymod:other"} == registry.ALLOWED
     assert not (tmp_path / "HIT").exists() and str(tmp_path) not in sys.path
     allow({"model": {"name": "mymod:build"}})
     assert load_user("mymod:build", "model")() == 7
@@ -94,10 +94,10 @@ def test_a_stored_config_gives_no_consent_and_a_config_of_the_user_does(tmp_path
         ({"mine:net"}, lambda: fldiag.Config().replace(model__name="mine:net")),
         ({"mine:pull"}, lambda: fldiag.Config.load(tmp_path / "own.toml")),
     ):
-        monkeypatch.setattr(user_code, "ALLOWED", set())
+        monkeypatch.setattr(registry, "ALLOWED", set())
         own = say()
-        assert named == user_code.ALLOWED
-        user_code.ALLOWED.clear()
+        assert named == registry.ALLOWED
+        registry.ALLOWED.clear()
         stored = fldiag.Config.model_validate(own.model_dump())
         copy.deepcopy(pickle.loads(pickle.dumps(stored))).replace(rounds=3)
-        assert not user_code.ALLOWED
+        assert not registry.ALLOWED

@@ -22,7 +22,7 @@ import fldiag
 from fldiag import registry
 from fldiag.diagnostics import forgetting
 from fldiag.errors import FldiagError
-from fldiag.plotting import shapes, style
+from fldiag.plotting import style
 from fldiag.results.table import table
 
 #: Red, green or blue cones missing (Machado, Oliveira and Fernandes, 2009, severity 1), in linear light.
@@ -166,7 +166,7 @@ def test_a_line_has_a_gap_where_a_round_is_not_there():
     rows = table([{"metric": "m", "round": r, "value": r / 10, "stderr": 0.1} for r in (1, 2, 4)])
     with style.paper():
         ax = style.figure(2, 2).subplots()
-        shapes.lines(ax, {"m": rows})
+        style.lines(ax, {"m": rows})
     np.testing.assert_equal(ax.lines[0].get_xydata(), [[1, 0.1], [2, 0.2], [3, np.nan], [4, 0.4]])
     band = np.concatenate([path.vertices for path in ax.collections[0].get_paths()])
     assert {(x, round(float(y), 6)) for x, y in band} >= {(1, 0.0), (1, 0.2), (2, 0.1), (2, 0.3)}
@@ -175,13 +175,13 @@ def test_a_line_has_a_gap_where_a_round_is_not_there():
 
 def test_pairs_fill_both_halves_of_the_cells():
     rows = pd.DataFrame({"client": [1, 1, 4], "client_b": [4, 7, 7], "value": [0.1, 0.2, 0.3]})
-    wide = shapes.pairs(rows)
+    wide = style.pairs(rows)
     values = wide.to_numpy()
     np.testing.assert_array_equal(values, values.T)
     assert np.isnan(np.diag(values)).all() and values[0].tolist()[1:] == [0.1, 0.2]
     with style.paper():
         ax = style.figure(2, 2).subplots()
-        shapes.cells(ax, wide, square=True)
+        style.cells(ax, wide, square=True)
     np.testing.assert_equal(np.ma.filled(ax.collections[0].get_array(), np.nan), values)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["1", "4", "7"]
 
@@ -199,7 +199,7 @@ def test_bars_are_the_rows_with_their_errors():
     )
     with style.paper():
         ax = style.figure(2, 2).subplots()
-        shapes.bars(ax, rows, style.looks(rows["run"]))
+        style.bars(ax, rows, style.looks(rows["run"]))
     assert {bar.get_width() for bar in ax.patches if bar.get_width() > 0} == {1.0, 2.0, 3.0}
     assert [t.get_text() for t in ax.get_yticklabels()] == ["conv", "fc"]
     segments = [segment for group in ax.collections for segment in group.get_segments()]

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fldiag.plotting import style
 from fldiag.registry import diagnostic, table
-from fldiag.results.summary import Sentence, SmallTable
+from fldiag.results.table import Sentence, SmallTable
 
 
 def draw(frame, ax=None):

@@ -20,7 +20,6 @@ GROUND = {
     "params",
     "registry",
     "losses",
-    "user_code",
 }
 #: What diagnostics, their answers and their tables stand on.
 MIDDLE = GROUND | {
@@ -40,16 +39,14 @@ MAY = {
     "device": {"errors"},
     "params": {"errors"},
     "losses": {"errors", "seeding", "params", "sections"},
-    "registry": {"errors", "results", "user_code"},
-    "execution": {"errors", "device", "user_code"},
+    "registry": {"errors", "results", "sections"},
+    "execution": {"errors", "device", "registry"},
     "config": {
         "errors",
         "registry",
         "sections",
-        "user_code",
     },
     "sections": {"errors"},
-    "user_code": {"errors", "sections"},
     "data": GROUND,
     "data/text": GROUND | {"data", "models"},
     "data/given": GROUND | {"data", "problem"},

@@ -2,8 +2,8 @@
 
 import io
 
-from fldiag.cli.console import Console
-from fldiag.results.progress import progress_bar
+from fldiag.cli.app import Console
+from fldiag.results.table import progress_bar
 
 
 class Terminal(io.StringIO):

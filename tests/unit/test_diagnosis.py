@@ -14,10 +14,8 @@ import fldiag
 from fldiag.diagnosis.diagnose import diagnose, identity
 from fldiag.errors import FldiagError
 from fldiag.registry import diagnostic
-from fldiag.results.files import get_table, put_table
-from fldiag.results.provenance import digest
-from fldiag.results.summary import Note, standing
-from fldiag.results.table import table
+from fldiag.results.files import digest, get_table, put_table
+from fldiag.results.table import Note, standing, table
 
 KEY = "0123456789abcdef"
 FRAME = table([{"metric": "eigenvalue", "index": i, "value": 8.54 / (i + 1)} for i in range(5)])
@@ -74,7 +72,7 @@ def test_a_table_that_cannot_be_kept_is_still_an_answer(tmp_path):
 
 def test_a_second_answer_computes_nothing_and_draws_nothing(tmp_path, monkeypatch):
     first = diagnose("spectrum", [problem()], {"k": 1}, out=tmp_path)
-    monkeypatch.setattr("fldiag.results.provenance.commit", lambda: "1a2b")
+    monkeypatch.setattr("fldiag.results.files.commit", lambda: "1a2b")
     diagnose("spectrum", [problem()], {"k": 1}, out=tmp_path)  # the commit is another one
 
     def never(*args, **options):

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fldiag import FldiagError, models, user_code
-from fldiag.models import state_dict
+from fldiag import FldiagError, models, registry
 from fldiag.models.network import Network, batch_dependent, forward_macs
 from fldiag.models.residual import BasicBlock, Bottleneck, ResNet, keep_probabilities
 from fldiag.models.slim import apply_slim, channels, divisible
@@ -482,7 +481,7 @@ def test_which_models_stack_have_a_head_and_depend_on_their_batch():
 def test_user_code_runs_only_when_the_user_says_so():
     with pytest.raises(FldiagError, match="does not import it because a file says so"):
         models.build("torch.nn:Identity", (3,), 2)
-    user_code.allow("collections:OrderedDict")
+    registry.allow("collections:OrderedDict")
     with pytest.raises(FldiagError, match="returned OrderedDict; return a torch"):
         models.build("collections:OrderedDict", (3,), 2)
 
@@ -522,10 +521,10 @@ def behind(prefix, state=STATE):
     ],
 )
 def test_a_state_dict_under_the_models_own_names(state, module, prefix):
-    fitted, stripped = state_dict.fit(state, module)
+    fitted, stripped = models.fit_weights(state, module)
     assert stripped == prefix
     own = module.state_dict()
-    assert set(fitted) >= state_dict.required_names(module)
+    assert set(fitted) >= models.required_names(module)
     assert all(torch.equal(t, own[n]) for n, t in fitted.items())
 
 
@@ -544,4 +543,4 @@ def test_a_state_dict_under_the_models_own_names(state, module, prefix):
 )
 def test_a_state_dict_that_does_not_fit_names_the_tensor(state, says):
     with pytest.raises(FldiagError, match=says):
-        state_dict.fit(state, net())
+        models.fit_weights(state, net())

@@ -9,7 +9,7 @@ from commands import run as typed
 from helpers import config
 
 import fldiag
-from fldiag import Config, FldiagError, registry, user_code
+from fldiag import Config, FldiagError, registry
 from fldiag.training import train
 from fldiag.training.setup import Setup
 
@@ -99,7 +99,7 @@ def test_an_override_of_the_name_drops_the_options_of_the_former(folder):
 
 
 def test_a_registered_function_brings_what_it_was_registered_with(folder):
-    user_code.allow("fldiag.methods.fedprox:fedprox")
+    registry.allow("fldiag.methods.fedprox:fedprox")
     entry = registry.method.get("fldiag.methods.fedprox:fedprox")
     assert entry.meta == registry.method.get("fedprox").meta
     assert entry.name == "fldiag.methods.fedprox:fedprox"
@@ -108,7 +108,7 @@ def test_a_registered_function_brings_what_it_was_registered_with(folder):
 def test_a_run_that_names_it_is_data(folder, monkeypatch):
     run = train.train(config("mine_methods:pull"), out=folder / "run")
     sys.modules.pop("mine_methods")
-    monkeypatch.setattr(user_code, "ALLOWED", set())
+    monkeypatch.setattr(registry, "ALLOWED", set())
     stored = fldiag.load(run.path)
     fldiag.diagnose(stored, "forgetting")  # needs the weights only
     for ask in (
@@ -122,7 +122,7 @@ def test_a_run_that_names_it_is_data(folder, monkeypatch):
     longer = fldiag.train(allowed.config.replace(rounds=3), out=run.path, resume=True)
     unbroken = train.train(config("mine_methods:pull", rounds=3), out=folder / "unbroken")
     assert torch.equal(weights(longer), weights(unbroken))
-    monkeypatch.setattr(user_code, "ALLOWED", set())
+    monkeypatch.setattr(registry, "ALLOWED", set())
     again = fldiag.load(run.path)
     assert len(fldiag.diagnose(again, "personalise", epochs=[0], allow_code="mine_methods:pull"))
 

@@ -117,7 +117,7 @@ def test_a_convex_loss_has_no_barrier_and_one_that_overflows_an_infinite_one():
 def test_batch_norm_goes_along_the_path_and_a_model_is_no_way_from_itself():
     a, b = (normed(seed) for seed in (0, 1))
     frame = fldiag.diagnose([a, b], "paths", points=3)
-    middle, states = copy.deepcopy(a.module), [p.layout.views(p.w) | p.buffers for p in (a, b)]
+    middle, states = copy.deepcopy(a.module), [p.state for p in (a, b)]
     mean = {n: (t + states[1][n]) / 2 if t.is_floating_point() else t for n, t in states[0].items()}
     middle.load_state_dict(mean)
     x, y = a.read(0, a.n)
@@ -128,7 +128,7 @@ def test_batch_norm_goes_along_the_path_and_a_model_is_no_way_from_itself():
         float(p.scores().right.mean()) for p in (a, b)
     ]
     assert set(only(frame, metric="barrier")["buffers"]) == {"interpolated"}
-    itself = fldiag.diagnose([a, a.at(a.w, a.buffers, name="again")], "paths", points=5)
+    itself = fldiag.diagnose([a, a.at(a.w, name="again")], "paths", points=5)
     assert number(itself, "barrier") == number(itself, "distance") == 0
 
 

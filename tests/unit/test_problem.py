@@ -462,3 +462,20 @@ def test_the_digest_is_that_of_what_a_loss_computes(source):
         return fldiag.Problem(mlp(), names["loss"], (X, Y)).digest()
 
     assert digest("1.0") == digest("1.0", "\n\n") != digest("2.0")
+
+
+def test_the_digest_is_that_of_what_a_model_computes():
+    """Also where neither its code nor its text says it."""
+
+    class Scaled(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.net, self.factor = mlp(), factor
+
+        def forward(self, x):
+            return self.factor * self.net(x)
+
+    one, same, other = (
+        fldiag.Problem(Scaled(factor), F.cross_entropy, (X, Y)).digest() for factor in (1, 1, 2)
+    )
+    assert one == same != other

@@ -9,8 +9,6 @@ import pytest
 
 from fldiag.errors import FldiagError
 from fldiag.results import files
-from fldiag.results import provenance as origins
-from fldiag.results.provenance import provenance
 from fldiag.results.table import table
 
 FRAME = table(
@@ -26,7 +24,7 @@ def test_a_table_and_what_it_is(tmp_path):
     about, content = files.read_json(written[0]), written[1].read_bytes()
     assert json.loads(written[0].read_text("utf-8"))["digest"] == files.json_digest(about)
     assert about == {
-        **json.loads(json.dumps(provenance())),
+        **json.loads(json.dumps(files.provenance())),
         "seed": 3,
         "where": str(tmp_path),
         "table": {"file": "lr-0.1.csv", "sha256": hashlib.sha256(content).hexdigest()},
@@ -41,12 +39,12 @@ def test_a_table_and_what_it_is(tmp_path):
 
 
 def test_an_edited_source_file_is_other_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(origins, "__file__", str(tmp_path / "results" / "provenance.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "results" / "files.py"))
     (tmp_path / "results").mkdir()
     digests = set()
     for name, text in [("a", "x = 1"), ("a", "x = 2"), ("results/b", "x = 2")]:
         (tmp_path / f"{name}.py").write_text(text)
-        digests.add(origins.sources.__wrapped__())
+        digests.add(files.sources.__wrapped__())
     assert len(digests) == 3
 
 

@@ -19,8 +19,7 @@ from fldiag.diagnostics.doctor.facts import (
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.registry import diagnostic
-from fldiag.results.summary import Note, Options, Sentence, SmallTable, Summary
-from fldiag.results.table import Row, table
+from fldiag.results.table import Note, Options, Row, Sentence, SmallTable, Summary, table
 from fldiag.runs.run import Run
 from fldiag.sections import Device, Download, Root
 

@@ -14,11 +14,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fldiag import registry, user_code
+from fldiag import registry
 from fldiag.data import partition
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
-from fldiag.results.provenance import digest
+from fldiag.results.files import digest
 from fldiag.results.table import thin
 from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.history import History
@@ -107,7 +107,7 @@ def about_run(run: Run) -> About:
         is_full = stored == "all" and clients.get("per_round") == about.total
         about.is_cohort = stored in ("auto", "sampled") or is_full
         about.rule = "other"
-        is_code = user_code.is_code(about.method)
+        is_code = registry.is_code(about.method)
         if not is_code and about.method in registry.method:
             options = {k: v for k, v in config["method"].items() if k != "name"}
             method = registry.method.get(about.method).build(**options)
