@@ -129,7 +129,7 @@ class Curvature:
                 text = f"the model cannot be differentiated twice: {first_line(error)}"
                 raise FldiagError(text, "replace the operation that has no derivative") from error
             for place, part in zip(total.split(self.sizes), parts, strict=True):
-                place += part.reshape(-1)
+                place += part.detach().reshape(-1)
         self.products += 1
         return finite(total)
 
