@@ -345,14 +345,14 @@ class Recorder:
                 f"{label} is not {self.layout.size:,} parameters in {len(own)} tensors: {first_line(error)}",
                 "give a module, a state_dict, a vector of the parameters, or a list of arrays",
             ) from None
-        tensors, _ = models.without_prefix(tensors, self.module)
+        tensors = models.without_prefix(tensors, self.module)
         for name, frozen in lora.frozen_weights(self.module).items():
             if name in tensors and not torch.allclose(tensors.pop(name).to(frozen), frozen):
                 raise FldiagError(
                     f"the frozen weights {name} of {label} differ from those of the recorder's model",
                     "leave them as they are in training; or store all weights: trainable=False",
                 )
-        state, _ = models.fit_weights(tensors, self.module)
+        state = models.fit_weights(tensors, self.module)
         # loops make float64 of float32; a counter of batches may lack
         return {
             name: state.get(name, t).to("cpu", t.dtype, copy=True)

@@ -57,7 +57,7 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
     """
     own = module.state_dict(keep_vars=True)
     tensors = dict(named(own if params is None else params, Layout.of(module)))
-    state, _ = without_prefix(tensors, module)
+    state = without_prefix(tensors, module)
     state |= buffers or {}
     for name, b in module.named_buffers():
         if name in state and name not in own:  # a buffer that is not persistent

@@ -298,7 +298,7 @@ class History:
         )
 
     def _weights(self, c: Checkpoint) -> Weights:
-        state, _ = fit_weights(c.state, self.module)
+        state = fit_weights(c.state, self.module)
         buffers = {n: state.get(n, b) for n, b in self.buffers.items()}
         row = self.layout.row(state).to(self.device, self.dtype)
         return row, convert(buffers, self.dtype, self.device)
