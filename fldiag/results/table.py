@@ -79,14 +79,6 @@ def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
     return pd.DataFrame({**data, **common}, columns=[*COLUMNS, *extra]).astype(COLUMNS)
 
 
-class Vectors(dict[str, Any]):
-    """Tensors [k, ...] by parameter's name, in a table's ``attrs["vectors"]``: pandas copies ``attrs`` at every step, and
-    need not copy these."""
-
-    def __deepcopy__(self, memo: Any) -> Vectors:
-        return self
-
-
 def check(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
     missing = [c for c in COLUMNS if c not in frame]
@@ -326,16 +318,6 @@ def guess_accuracy(shares: Sequence[float], slice_name: str) -> float:
     """
     alike = 1 / len(shares)
     return alike if slice_name.startswith("client:") else max(alike, *shares)
-
-
-def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> list[Row]:
-    """Rows of losses at many weights; ``scored`` holds loss and accuracy of those at ``place``."""
-    loss, *accuracy = scored
-    centre = {"metric": "loss", **place}.items()
-    return [
-        *({**row, "inputs": loss["inputs"]} if centre <= row.items() else row for row in rows),
-        *({**row, **place} for row in accuracy),
-    ]
 
 
 def standing(table: pd.DataFrame) -> list[Item]:
