@@ -109,7 +109,7 @@ def coarsest(run: Function, dtype: torch.dtype) -> torch.dtype:
     return max(dtypes, key=lambda d: torch.finfo(d).eps)
 
 
-def check(problem: Any) -> tuple[torch.dtype, bool]:
+def check_problem(problem: Any) -> tuple[torch.dtype, bool]:
     """Check the problem on a sample.
 
     Returns:

@@ -34,7 +34,7 @@ from fldiag.problem.data import (
     same,
 )
 from fldiag.problem.loss import Loss, Scores, answers, as_sums
-from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of
+from fldiag.problem.module import check_problem, copy_module, load, named, saved, tensors_of
 from fldiag.results.files import digest
 from fldiag.results.table import Row
 from fldiag.sections import Matrix
@@ -259,7 +259,7 @@ class Problem:
 
     @cached_property
     def _probed(self) -> tuple[torch.dtype, bool]:
-        dtype, by_differences = check(self)
+        dtype, by_differences = check_problem(self)
         if dtype != self.dtype:
             self.remarks.append(
                 f"the model computes in {str(dtype)[6:]} within its forward (autocast?): numbers are as coarse"
