@@ -20,12 +20,12 @@ from fldiag import models, registry
 from fldiag.data import Dataset, given, partition
 from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.losses import is_probabilities
-from fldiag.models import lora
+from fldiag.models import State, lora
 from fldiag.params import Layout, unwrap_model
 from fldiag.problem.module import copy_module
 from fldiag.results.files import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs.checkpoint import State, plain
+from fldiag.runs.checkpoint import plain
 from fldiag.runs.open_problem import (
     base_of,
     check_merging,

@@ -423,12 +423,12 @@ class Problem:
             return Differences(self.gradient, at, self.layout.sizes)
         views, weight = self.layout.views(at), self.centre.weight
 
-        def batch(i: int, leaves: Tensors) -> Any:
+        def outputs_of(i: int, leaves: Tensors) -> Any:
             x, y = self.batch(i)
             share = self.guarded()(lambda z: self.criterion.total(z, y) / weight)
             return self.call({**views, **leaves}, x), share
 
-        batches = [partial(batch, i) for i in range(len(self.bounds))]
+        batches = [partial(outputs_of, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
         leaves, keep = {n: views[n] for n in names}, self.memory // 2 // graph
         return Curvature(batches, leaves, matrix=matrix, keep=keep, shift=self.weight_decay)

@@ -32,9 +32,10 @@ from safetensors import safe_open
 from torch.utils.data import default_collate
 
 from fldiag.errors import FldiagError, check_name
+from fldiag.models import State
 from fldiag.results import files
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import Checkpoint, Json, State, pack, read_checkpoint, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, Json, pack, read_checkpoint, read_tensors
 
 if TYPE_CHECKING:
     from fldiag.config import Config
