@@ -1,4 +1,5 @@
-"""What a data set is: raw arrays kept small, the one way to turn them into model inputs, and named slices of it."""
+"""What a data set is: raw arrays kept small, the one way to turn them into model inputs, named slices of it, and which of its
+examples are chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Problem is all a diagnostic sees: a model, a loss, its weights and buffers, and a data slice."""
+"""A Problem is all that a diagnostic of weights sees: a model, a loss, its weights and buffers, and a data slice."""
 
 from __future__ import annotations
 

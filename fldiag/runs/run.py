@@ -174,7 +174,10 @@ class Run:
         """The path of a file of the run after its sha256 was checked."""
         path = self.path / name
         if not path.is_file():
-            raise FldiagError(f"{path} belongs to the run and is not there", "restore it")
+            raise FldiagError(
+                f"{path} belongs to the run and is not there",
+                "restore it; a pruned run cannot be continued",
+            )
         if files.sha256(path) != self.files.get(name):
             raise FldiagError(
                 f"{path} is not the file this run wrote (its sha256 differs)",
