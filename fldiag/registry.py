@@ -164,7 +164,7 @@ class Diagnostic(Entry):
         return parameter.kind is parameter.KEYWORD_ONLY
 
 
-class Item(NamedTuple):
+class Listed(NamedTuple):
     """What a source file registers: the module, the first line; of a diagnostic also what it is on."""
 
     module: str
@@ -282,7 +282,7 @@ def catalogue(kind: str) -> dict[str, str]:
 
 
 @cache
-def built_in(kind: str) -> dict[str, Item]:
+def built_in(kind: str) -> dict[str, Listed]:
     """What the source files register, by name."""
     files = sorted((ROOT / KINDS[kind]).rglob("*.py"))
     return dict(item for path in files for item in _registered(path, kind[:-1]))
@@ -294,17 +294,17 @@ def preset_texts() -> dict[str, str]:
     return {f.stem: f.read_text("utf-8") for f in sorted((ROOT / "presets").glob("*.toml"))}
 
 
-def _registered(path: Path, registry: str) -> Iterator[tuple[str, Item]]:
+def _registered(path: Path, registry: str) -> Iterator[tuple[str, Listed]]:
     """Functions decorated with ``@REGISTRY("name", ...)``, and of data sets the tables SETS."""
     parts, text = path.relative_to(ROOT).with_suffix("").parts, path.read_text("utf-8")
     module = ".".join(("fldiag", *parts)).removesuffix(".__init__")
     decorated = rf'^@(?:\w+\.)?{registry}\(\s*"(.+?)"(.*?)"""(.+?)$'
     for name, about, summary in re.findall(decorated, text, re.MULTILINE | re.DOTALL):
         on = re.search(r'\bon="(\w+)"', about)
-        yield name, Item(module, summary.removesuffix('"""'), *(on.groups() if on else ()))
+        yield name, Listed(module, summary.removesuffix('"""'), *(on.groups() if on else ()))
     if registry == "dataset":
         for name, summary in re.findall(r'^    "(\w+)": \w*\(\s*"(.+?)"', text, re.MULTILINE):
-            yield name, Item(module, summary)
+            yield name, Listed(module, summary)
 
 
 # -- what other packages bring
@@ -350,10 +350,12 @@ def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> DataFrame:
     return tables.table(rows, **common)
 
 
-# Code of a user, named as ``pkg.mod:name``. A file is data: what a run or a checkpoint names is imported only after the user
-# named it too (``--model``, ``--data``, ``--set``) or consented to that very name (``--allow-code``). Whatever takes what users
-# say passes it to ``allow``. ``load_user`` is the only import of such names in fldiag and refuses all others, so a caller that
-# forgets to ask cannot run anything.
+# -- code of a user, named as ``pkg.mod:name``
+
+# A file is data: what a run or a checkpoint names is imported only after the user named it too (``--model``, ``--data``,
+# ``--set``) or consented to that very name (``--allow-code``). Whatever takes what users say passes it to ``allow``.
+# ``load_user`` is the only import of such names in fldiag and refuses all others, so a caller that forgets to ask cannot run
+# anything.
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 #: The code that the user named, until this process ends; its workers get the same.

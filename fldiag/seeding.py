@@ -21,9 +21,7 @@ def numpy_rng(seed: int, purpose: str, *indices: int) -> np.random.Generator:
     return np.random.default_rng(seed_for(seed, purpose, *indices))
 
 
-def torch_rng(
-    seed: int, purpose: str, *indices: int, device: str | torch.device = "cpu"
-) -> torch.Generator:
+def torch_rng(seed: int, purpose: str, *indices: int) -> torch.Generator:
     import torch  # only here: grids and tables draw from numpy's
 
-    return torch.Generator(device=device).manual_seed(seed_for(seed, purpose, *indices))
+    return torch.Generator().manual_seed(seed_for(seed, purpose, *indices))

@@ -1,4 +1,4 @@
-"""What the command line shows; its root, to which the modules beside it add their verbs; and options that several of these share.
+"""What the command line shows; options that several verbs share; and its root, to which the modules beside it add their verbs.
 Verbs of diagnostics are made from the registry: a diagnostic's file says its options, and nobody types them again."""
 
 from __future__ import annotations
@@ -343,13 +343,12 @@ def command(name: str) -> Any:
     point = entry_points("fldiag.verbs").get(name)
     target = load_entry_point(point, "verb") if point else of_diagnostic(diagnostic.get(name))
     if not isinstance(target, typer.Typer):
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command(name)(target)
-        target = app
-    command: Any = typer.main.get_command(target)
-    command.name, panel = name, getattr(target, "rich_help_panel", None)
-    command.rich_help_panel = command.rich_help_panel or panel
-    return command
+        function, target = target, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        target.command(name)(function)
+    made: Any = typer.main.get_command(target)
+    made.name, panel = name, getattr(target, "rich_help_panel", None)
+    made.rich_help_panel = made.rich_help_panel or panel
+    return made
 
 
 def of_diagnostic(entry: Diagnostic) -> Callable[..., None]:

@@ -25,6 +25,8 @@ HEIGHT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "smallest": np.negative,
     "magnitude": np.abs,
 }
+#: Allowed probability of having overlooked an eigenvalue.
+MISS = 0.05
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,6 @@ def lanczos(
     which: Which = "largest",
     tol: float = 1e-3,
     max_products: int = 100,
-    miss: float = 0.05,
     strict: bool = False,
     noise: float = 1e-6,
     limit: int = 100,
@@ -170,7 +171,6 @@ def lanczos(
         which: largest or smallest (algebraic), or largest magnitude.
         tol: relative error of every eigenvalue.
         max_products: products allowed.
-        miss: allowed probability of having overlooked an eigenvalue.
         strict: the residuals, too, must be within ``tol``: the vectors are then as accurate as their gaps allow.
         noise: relative rounding error of a product; what is below noise * ||H|| counts as zero.
         limit: rows of the basis, from which on it restarts from the best.
@@ -223,19 +223,19 @@ def lanczos(
                 (seed, starts),
                 which,
                 edge,
-                lambda risk: risk > miss and products < max_products,
+                lambda risk: risk > MISS and products < max_products,
             )
             starts += 1
             if found is not None and products < max_products:
                 main.append(found)
                 continue
-        if overlooked <= miss or products >= max_products:
+        if overlooked <= MISS or products >= max_products:
             break
         if len(main.rows) >= limit:
             main.restart(max(k + 2, limit // 2), which)
     vectors = main.combine(y[:, :k])
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
-    converged = accurate & (overlooked <= miss)
+    converged = accurate & (overlooked <= MISS)
     vectors = vectors * largest.sign()
     return EigenPairs(theta[:k], vectors, residuals[:k], bounds, converged, products)
 

@@ -1,4 +1,4 @@
-"""Arrays of files and of users, brought into the form of a data set; and which of their rows are chosen."""
+"""Arrays of files and of users, brought into the form of a data set."""
 
 from __future__ import annotations
 

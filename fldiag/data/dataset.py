@@ -1,4 +1,5 @@
-"""What a data set is: raw arrays kept small, the one way to turn them into model inputs, and named slices of it."""
+"""What a data set is: raw arrays kept small, the one way to turn them into model inputs, named slices of it, and which of its
+examples are chosen."""
 
 from __future__ import annotations
 
@@ -326,7 +327,7 @@ def personal_test(train_labels: Any, test_labels: Any, client: int) -> np.ndarra
     return np.sort(np.concatenate(indices))
 
 
-def own_classes(train_labels: Any, test_labels: Any, client: int = 0) -> np.ndarray:
+def own_classes(train_labels: Any, test_labels: Any, client: int) -> np.ndarray:
     """All test examples of the classes in a client's ``train_labels`` [n_k] (the personal test of FedProj), sorted indices into
     the test split; nothing is drawn, so ``client`` does not matter."""
     return np.flatnonzero(np.isin(np.asarray(test_labels), np.asarray(train_labels)))

@@ -52,7 +52,7 @@ class ImageSet(NamedTuple):
 CIFAR10 = ((0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768))
 CROP = ("crop4", "hflip")
 #: Zero padding after normalisation, each step for half of the images.
-FEDTOGA = ("normalise", "hflip", "crop4@0.5")
+LATE_CROP = ("normalise", "hflip", "crop4@0.5")
 CINIC10 = Preprocessing(
     (0.47889522, 0.47227842, 0.43047404),
     (0.24205776, 0.23828046, 0.25874835),
@@ -85,7 +85,7 @@ SETS = {
         10,
         {
             "fedsol": Preprocessing(*CIFAR10, (*CROP, "cutout16")),
-            "fedtoga": Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), FEDTOGA),
+            "fedtoga": Preprocessing((0.491, 0.482, 0.447), (0.247, 0.243, 0.262), LATE_CROP),
             "fedproj": Preprocessing((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
             "fedalign": Preprocessing(*CIFAR10, CROP),
         },
@@ -97,7 +97,7 @@ SETS = {
         100,
         {
             "fedalign": Preprocessing((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), CROP),
-            "fedtoga": Preprocessing((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), FEDTOGA),
+            "fedtoga": Preprocessing((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), LATE_CROP),
             "fedproj": Preprocessing((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
         },
         "CIFAR100",

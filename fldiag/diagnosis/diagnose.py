@@ -32,7 +32,14 @@ from fldiag.problem.problem import Problem, code_of
 from fldiag.registry import Diagnostic, Progress
 from fldiag.results import files
 from fldiag.results.files import digest, get_table, provenance, put_table, sha256, sources
-from fldiag.results.table import Item, SmallTable, check, missing_notes, notebook_bar, standing
+from fldiag.results.table import (
+    Item,
+    SmallTable,
+    check_schema,
+    missing_notes,
+    notebook_bar,
+    standing,
+)
 from fldiag.runs.checkpoint import Checkpoint, trust_files
 from fldiag.runs.history import History
 from fldiag.runs.open_problem import open_problem
@@ -48,11 +55,11 @@ Subject = Run | Problem | History
 # Options
 
 
-def size(memory: str | int) -> int:
+def read_size(memory: str | int) -> int:
     """A number of bytes, of such as 500M, 2GiB or 1500000000. Raises FldiagError for anything else, and for less than 1k: the
     unit may have been forgotten.
 
-    >>> size("500M"), size("2GiB")
+    >>> read_size("500M"), read_size("2GiB")
     (524288000, 2147483648)
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]?)i?b?", str(memory).strip().lower())
@@ -124,7 +131,7 @@ class OpenedOptions(SubjectOptions):
     precision: Literal["fp32", "fp64"] = Field(
         "fp32", description="Precision of the computation: fp32 or fp64."
     )
-    memory: Annotated[Any, AfterValidator(size)] = Field(
+    memory: Annotated[Any, AfterValidator(read_size)] = Field(
         None,
         description="Memory limit for batches, graphs and bases of vectors, such as 500M (default 2G); "
         "model, data and single vectors are not counted.",
@@ -203,6 +210,29 @@ BY_SUBJECT: dict[str, type[SubjectOptions]] = {
 }
 
 
+def split_options(
+    entry: Diagnostic, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], SubjectOptions]:
+    """The diagnostic's own options, completed, and those of its subject.
+
+    Raises:
+        FldiagError: an unknown option, one of another kind of subject, or a value out of range.
+    """
+    schema, own, title = BY_SUBJECT[entry.on], entry.options, f"{entry.kind} {entry.name!r}"
+    names = {*own.model_fields, *schema.model_fields}
+    for name in values.keys() - names:
+        raise FldiagError(f"{title}: unknown key {name!r}", nearest(name, names), usage=True)
+    own_values = {k: v for k, v in values.items() if k in own.model_fields}
+    of_subject = {k: v for k, v in values.items() if k not in own_values and v is not None}
+    options = dict(registry.parse(own, own_values, title))
+    # decided here, so that the store tells the answers apart
+    if "device" in options:
+        options["device"] = device_of(options["device"])
+    if options.get("every_round", False) is None:
+        options["every_round"] = "rounds" in of_subject
+    return options, registry.parse(schema, of_subject, title)
+
+
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a file can hold: not objects. The executor is left out, for it changes nothing."""
     texts: dict[str, Any] = {}
@@ -256,7 +286,7 @@ def load(
 
 
 def with_overrides(
-    target: Run | Checkpoint, model: Any = None, data: Any = None, key: str | None = None
+    target: Run | Checkpoint, model: Any, data: Any, key: str | None
 ) -> Run | Checkpoint:
     """The target with another model, other data, or another of its file's sets of weights."""
     model, data = target.model if model is None else model, target.data if data is None else data
@@ -296,9 +326,13 @@ def open_subjects(
         raise FldiagError(what, "give a name for each, with commas between them", usage=True)
     subjects = [open_subject(target, options, entry.name) for target in targets]
     counts = Counter(subject.name for subject in subjects)
-    for number, (subject, name) in enumerate(zip(subjects, names, strict=True), start=1):
-        if counts[subject.name] > 1 and subject not in targets:
-            subject.name += f" ({number})"
+    for i, (subject, name) in enumerate(zip(subjects, names, strict=True)):
+        is_own = subject in targets
+        if name and is_own:  # its owner goes on calling it as before
+            subject = subject.at(subject.state) if isinstance(subject, Problem) else copy(subject)
+            subjects[i] = subject
+        elif counts[subject.name] > 1 and not is_own:
+            subject.name += f" ({i + 1})"
         subject.name = name or subject.name
     return subjects
 
@@ -352,8 +386,8 @@ def remarks(subject: Subject) -> list[str]:
     return [*subject.remarks, text] if frozen else subject.remarks
 
 
-#: Where results go that belong to no single run, or to one that cannot be written to.
-FALLBACK = Path("fldiag-out")
+# Asking
+
 #: What shows progress: a title -> a context that gives the callback.
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
@@ -406,7 +440,8 @@ def diagnose(
     Raises:
         FldiagError: the question is wrong, something cannot be computed, or the folder cannot be written.
     """
-    entry = find_diagnostic(name)
+    registry.allow(name)  # pkg.mod:function is imported because it is named here
+    entry = registry.diagnostic.get(name)
     options, subject_options = split_options(entry, values)
     subjects = open_subjects(entry, targets, subject_options)
     is_joint = entry.on in ("runs", "checkpoints") or entry.joint(options)
@@ -435,7 +470,7 @@ def diagnose(
             table = get_table(cache, key) if cache else None
             if table is None:
                 with torch.autocast(torch.device(about["device"]).type, enabled=False):
-                    table = check(entry.build(group if is_joint else group[0], **options))
+                    table = check_schema(entry.build(group if is_joint else group[0], **options))
                 try:
                     if cache:
                         put_table(cache, key, table, {**about, "options": plain(options)})
@@ -450,38 +485,6 @@ def diagnose(
         about |= {**describe(subjects), "options": {**plain(values), **plain(options)}}
         write_files(answer, folder / stem, about)
     return answer
-
-
-def find_diagnostic(name: str) -> Diagnostic:
-    """The diagnostic of this name, or the function ``pkg.mod:function``, which is imported because it is named here.
-
-    Raises FldiagError for an unknown name, and for code that cannot be imported.
-    """
-    registry.allow(name)
-    return registry.diagnostic.get(name)
-
-
-def split_options(
-    entry: Diagnostic, values: Mapping[str, Any]
-) -> tuple[dict[str, Any], SubjectOptions]:
-    """The diagnostic's own options, completed, and those of its subject.
-
-    Raises:
-        FldiagError: an unknown option, one of another kind of subject, or a value out of range.
-    """
-    schema, own, title = BY_SUBJECT[entry.on], entry.options, f"{entry.kind} {entry.name!r}"
-    names = {*own.model_fields, *schema.model_fields}
-    for name in values.keys() - names:
-        raise FldiagError(f"{title}: unknown key {name!r}", nearest(name, names), usage=True)
-    own_values = {k: v for k, v in values.items() if k in own.model_fields}
-    of_subject = {k: v for k, v in values.items() if k not in own_values and v is not None}
-    options = dict(registry.parse(own, own_values, title))
-    # decided here, so that the store tells the answers apart
-    if "device" in options:
-        options["device"] = device_of(options["device"])
-    if options.get("every_round", False) is None:
-        options["every_round"] = "rounds" in of_subject
-    return options, registry.parse(schema, of_subject, title)
 
 
 def identity(subject: Subject, is_joint: bool) -> list[Any]:
@@ -507,7 +510,7 @@ def code_of_plugin(entry: Diagnostic) -> Any:
     return Path(source).read_bytes() if source else code_of(entry.build)
 
 
-# -- files
+# Files
 
 
 def source_of(subject: Subject) -> Run | Checkpoint | None:
@@ -515,6 +518,10 @@ def source_of(subject: Subject) -> Run | Checkpoint | None:
     return (
         subject if isinstance(subject, Run) else subject.run or getattr(subject, "checkpoint", None)
     )
+
+
+#: Where results go that belong to no single run, or to one that cannot be written to.
+FALLBACK = Path("fldiag-out")
 
 
 def folder_of(sources: Iterable[Run | Checkpoint | None]) -> Path:
@@ -578,14 +585,12 @@ def files_there(path: Path, about: Mapping[str, Any]) -> list[Path]:
 
 def pictures(entry: Diagnostic, table: pd.DataFrame, path: Path) -> list[Path]:
     """The pictures of a table, written; the main one's png last: that is what people look at first."""
-    from matplotlib.figure import Figure
-
     paths: list[Path] = []
     for ending, draw in sorted(entry.drawings.items(), reverse=True):  # the main one's is empty
         picture, target = draw(table), files.beside(path, ending)
-        if isinstance(picture, Figure):
-            paths += style.save(picture, target)
-        elif picture is not None:
+        if isinstance(picture, str | bytes):
             content = picture.encode() if isinstance(picture, str) else picture
             paths.append(files.write_bytes(target, content))
+        elif picture is not None:
+            paths += style.save(picture, target)
     return paths

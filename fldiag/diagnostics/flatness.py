@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from pydantic import Field
 
-from fldiag.diagnostics.matching import Unit, diagonal_rows, on_surfaces
+from fldiag.diagnostics.matching import Unit, norm_and_trace, on_surfaces
 from fldiag.diagnostics.sharpness import adaptive_scale, worst_case
 from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
@@ -100,7 +100,7 @@ def flatness_rows(
         sharpness(problem, radii[0]),
         {**adaptive, "metric": "adaptive_sharpness"},
         eigenvalue,
-        diagonal_rows(result, rtol)[-1],  # the trace
+        norm_and_trace(result, rtol)[-1],  # the trace
     ]
     if step is not None and unit[1] == "trained":
         scaled = {key: step / 2 * eigenvalue[key] for key in ("value", "residual", "bound")}

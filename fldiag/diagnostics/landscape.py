@@ -7,10 +7,10 @@ of Lee et al., "FedSOL" (CVPR 2024), figure 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -23,15 +23,16 @@ from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.landscape.directions import offsets, plane_axes, principal_axes, random_direction
 from fldiag.plotting import style
+from fldiag.plotting.style import is_wide
 from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.table import (
-    Item,
     Note,
+    Options,
     Row,
     SmallTable,
-    at_centre,
+    Summary,
     format_number,
     number,
     only,
@@ -39,17 +40,11 @@ from fldiag.results.table import (
 )
 from fldiag.sections import Products, Seed, Tol
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 #: Points along an axis. Every fourth line is evaluated first, then every second, then all.
 POINTS, STEPS = 41, (4, 2, 1)
 #: More lines are evaluated only if the bicubic spline through those before misses one of ``CHECKS`` points between them by more
 #: than ``RTOL`` of the range; where splines of first and second order differ most.
 CHECKS, RTOL = 16, 0.01
-#: A loss that spans more than this factor is drawn as its logarithm.
-WIDE = 30
 #: Points of the drawn surface along an axis; checkpoints of a run that a trajectory shows at most.
 FINE, LONGEST = 81, 50
 #: The head of the page, whose policy lets nothing be fetched.
@@ -72,11 +67,6 @@ def loss_at(shared: tuple[Problem, Tensor], place: tuple[float, float]) -> Row:
     value, stderr = problem.loss(problem.w.double() + offset)
     row: Row = {"metric": "loss", "estimator": "exact", "value": value, "stderr": stderr}
     return row | dict(zip("xy", place, strict=True))
-
-
-def is_wide(losses: np.ndarray) -> bool:
-    """Whether losses span so much that their logarithm is drawn."""
-    return bool(losses.min() > 0 and losses.max() > WIDE * losses.min())
 
 
 def height_of(losses: np.ndarray, is_log: bool) -> np.ndarray:
@@ -132,6 +122,16 @@ def surface_rows(problem: Problem, axes: Tensor, axis: np.ndarray) -> list[Row]:
     return rows + [known[place] for place in places]
 
 
+def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> list[Row]:
+    """Rows of losses at many weights; ``scored`` holds loss and accuracy of those at ``place``."""
+    loss, *accuracy = scored
+    centre = {"metric": "loss", **place}.items()
+    return [
+        *({**row, "inputs": loss["inputs"]} if centre <= row.items() else row for row in rows),
+        *({**row, **place} for row in accuracy),
+    ]
+
+
 def trajectory(problems: Sequence[Problem]) -> list[Problem]:
     """The checkpoints of the run that a problem was opened from, or several problems, in the order of their rounds."""
     last, *others = problems
@@ -173,7 +173,7 @@ def through(problems: Sequence[Problem], is_plane: bool) -> tuple[Problem, Tenso
 # -- what a person reads first
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """Sharpness at the centre, and how far the surface can be trusted."""
     rows: list[Row] = []
     for grid in surfaces(frame):
@@ -260,7 +260,7 @@ def names_of(frame: pd.DataFrame) -> list[str]:
     return [f"{name} 1", f"{name} 2"]
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """A column a run: its surface above its contours, the weights marked +, models as dots; one scale of heights and colours.
 
     Where a few corners explode, surface and contours end along a level line.
@@ -316,7 +316,9 @@ def _draw_surface(
         getattr(ax, f"set_{axis}label")(label, fontsize=6, labelpad=pad)
 
 
-def _draw_contours(ax: Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale) -> Any:
+def _draw_contours(
+    ax: style.Axes, grid: Surface, fine: np.ndarray, z: np.ndarray, scale: Scale
+) -> Any:
     levels = np.linspace(scale.low, scale.high, 21)
     filled = ax.contourf(fine, fine, z, levels=levels, cmap=style.COLORMAP)
     thin: dict[str, Any] = {"colors": "white", "linestyles": "solid", "linewidths": 0.3}

@@ -20,7 +20,7 @@ from fldiag.diagnostics.spectrum import eigenvalue_rows
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.plotting import style
-from fldiag.plotting.style import MANY, cells, pairs
+from fldiag.plotting.style import MANY, cells, square
 from fldiag.problem.hessian import Diagonal, diagonal, eigenpairs, norm
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
@@ -117,7 +117,7 @@ def round_rows(
         (r, "aggregated", None, "global"),
         *((r, "trained", k, place) for place in reversed(places) for k in stored.ids),
     ]
-    models = list(on_surfaces(history, units, hessian, spectrum_on=places[0], **options))
+    models = list(on_surfaces(history, units, hessian_summary, spectrum_on=places[0], **options))
     whole, *groups = ([m for m in models if m.place == place] for place in (None, *places))
     if not all(groups):
         raise FldiagError(history.notes[-1]["note"])
@@ -129,7 +129,7 @@ def round_rows(
     return rows + (overlap_rows(groups[0], whole, SLICES[places[0]]) if options["k"] else [])
 
 
-def hessian(
+def hessian_summary(
     problem: Problem,
     unit: Unit,
     spectrum_on: str,
@@ -143,7 +143,7 @@ def hessian(
     data = None if client is None else place
     options: dict[str, Any] = {"seed": seed, "progress": workspace().show}
     whole = diagonal(problem, rtol=rtol, entries=True, max_products=max_products, **options)
-    rows = problem.centre.rows(problem) + diagonal_rows(whole, rtol)
+    rows = problem.centre.rows(problem) + norm_and_trace(whole, rtol)
     space, is_converged = None, True
     if k and data in (None, spectrum_on):
         most = max(100, 8 * k, max_products)
@@ -165,7 +165,7 @@ def hessian(
     return HessianSummary(client, data, problem.n, rows, forms, estimator, space, is_converged)
 
 
-def diagonal_rows(result: Diagonal, rtol: float) -> list[Row]:
+def norm_and_trace(result: Diagonal, rtol: float) -> list[Row]:
     """The diagonal's norm, and the trace."""
     (size, error), (trace, stderr) = result.norm(), result.trace()
     about: Row = {"estimator": result.estimator(), "converged": result.converged}
@@ -276,7 +276,7 @@ def draw(table: pd.DataFrame) -> style.Figure | None:
     form, place = ("diag", "client") if is_own else ("tensor_trace", "global")
     rows = only(table, round=last, diag_mode=[form, None], data=[place, None])
     matrices = {
-        metric: pairs(part)
+        metric: square(part)
         for metric, part in only(rows, scope="pair").groupby("metric", sort=False)
         if part["value"].notna().any()
     }

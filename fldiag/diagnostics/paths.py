@@ -6,9 +6,9 @@ al., "Linear Mode Connectivity and the Lottery Ticket Hypothesis" (ICML 2020).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -25,12 +25,18 @@ from fldiag.problem.data import same
 from fldiag.problem.hessian import eigenpairs
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.table import Item, Note, Row, SmallTable, format_number, number, only, table
+from fldiag.results.table import (
+    Note,
+    Options,
+    Row,
+    SmallTable,
+    Summary,
+    format_number,
+    number,
+    only,
+    table,
+)
 from fldiag.sections import Products, Seed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GREY = "#8a8a8a"
 #: Of more paths from one checkpoint those with the largest barriers have a colour and a name.
@@ -70,7 +76,7 @@ def of_paths(frame: pd.DataFrame) -> list[Row]:
     return sorted(rows, key=lambda row: -(row["barrier"] or 0.0))
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """The loss along the paths of each checkpoint, a panel each, on one scale.
 
     Parabolas are dashed. A dot marks a barrier, dotted lines its height over the line between the ends.
@@ -106,7 +112,7 @@ def band(losses: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(value - error, min(0.0, np.nanmin(value))), value + error
 
 
-def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
+def _panel(ax: style.Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
     ways = of_paths(frame)
     are_lines = ways[0]["barrier"] is None
     thin: dict[str, Any] = {"color": GREY, "linewidth": 0.6}
@@ -138,7 +144,7 @@ def _panel(ax: Axes, frame: pd.DataFrame, losses: pd.DataFrame) -> None:
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     rows = of_paths(frame)
     if rows[0]["barrier"] is None:
         yield SmallTable(rows, LINES)

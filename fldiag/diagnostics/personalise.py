@@ -20,7 +20,7 @@ from fldiag.results.table import (
     Sentence,
     SmallTable,
     Summary,
-    check,
+    check_schema,
     only,
     table,
 )
@@ -143,5 +143,5 @@ def personalise(
         federation.load(run)
         if plan.method is not None:
             federation.clients = run.states
-        tables.append(check(table(fine_tune(federation, plan, seed=seed), **run.common)))
+        tables.append(check_schema(table(fine_tune(federation, plan, seed=seed), **run.common)))
     return pd.concat(tables, ignore_index=True)

@@ -8,8 +8,8 @@ modern look at the relationship between sharpness and generalization", ICML 2023
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -21,12 +21,9 @@ from fldiag.plotting import style
 from fldiag.plotting.style import bars
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
-from fldiag.results.table import Item, Note, Row, SmallTable, only, table
+from fldiag.results.table import Note, Options, Row, SmallTable, Summary, only, table
 from fldiag.sections import Seed
 from fldiag.seeding import torch_rng
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 KINDS = {"adaptive": "each weight in its own scale", "plain": "all weights in one scale"}
 COLUMNS = {
@@ -169,7 +166,7 @@ def _row(problem: Problem, rise: float, rho: float) -> Row:
 # Picture and summary
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """Bars of the worst case and of the average case with standard errors: adaptive on the left, plain on the right, a colour a
     checkpoint."""
     looks = style.looks(frame["run"])
@@ -184,7 +181,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     return fig
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     rows = frame[frame["rho"].notna()].astype(object)
     yield SmallTable(rows.where(rows.notna(), None)[list(COLUMNS)].to_dict("records"), COLUMNS)
     if rows["converged"].eq(False).any():

@@ -7,9 +7,8 @@ Lee et al. (CVPR 2024); top eigenvalue and trace by Mendieta et al. (CVPR 2022);
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
 from operator import truediv
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -28,13 +27,9 @@ from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.registry import diagnostic
 from fldiag.results.numbers import Number
-from fldiag.results.table import Item, Note, Row, SmallTable, Vectors, only, table
+from fldiag.results.table import Note, Options, Row, SmallTable, Summary, only, table
 from fldiag.sections import Matrix, Seed, Tol, Which
 from fldiag.seeding import seed_for, torch_rng
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: The ratio reported is lambda_1 over this eigenvalue (or over the last one, when fewer are asked for).
 RATIO_INDEX = 5
@@ -57,6 +52,14 @@ LAMBDA_1 = Number(
     column="λ₁ ± residual",
     within=("landscape",),
 )
+
+
+class Vectors(dict[str, Any]):
+    """Tensors [k, ...] by parameter's name, in a table's ``attrs["vectors"]``: pandas copies ``attrs`` at every step, and
+    need not copy these."""
+
+    def __deepcopy__(self, memo: Any) -> Vectors:
+        return self
 
 
 def eigenvalue_rows(
@@ -160,11 +163,12 @@ def pyhessian_rows(
     rows: list[Row] = [
         {"metric": "eigenvalue", "index": i, "value": value} for i, value in enumerate(values, 1)
     ]
-    rows += [{"metric": "trace", "value": float(np.mean(samples))}] * trace
+    if trace:
+        rows.append({"metric": "trace", "value": float(np.mean(samples))})
     return [{**common, **row} for row in rows]
 
 
-def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
+def summary(frame: pd.DataFrame, options: Options) -> Summary:
     """All rows but the density's, without the columns in which nothing or only the usual stands; and which numbers are rough."""
     rows = frame.loc[frame["metric"] != "density", frame.columns.intersection(COLUMNS)]
     rows = rows.astype(object).where(rows.notna(), None)
@@ -178,7 +182,7 @@ def summary(frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[Item]:
             yield Note(f"not every {metric} reached {target}: raise --max-products")
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> style.Figure:
     """Eigenvalues over their index, with bars of ± residual, hollow where they did not converge; the density beside them."""
     eigenvalues, density = (only(frame, metric=m) for m in ("eigenvalue", "density"))
     looks, count = style.looks(frame["run"]), 1 + (len(density) > 0)
@@ -196,7 +200,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     return fig
 
 
-def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
+def _draw_eigenvalues(ax: style.Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for place, (run, look) in enumerate(looks.items()):
@@ -217,7 +221,7 @@ def _draw_eigenvalues(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]
     ax.set(xlabel=f"index of the eigenvalue{rough}", ylabel=f"{matrix} eigenvalue")
 
 
-def _draw_density(ax: Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
+def _draw_density(ax: style.Axes, rows: pd.DataFrame, looks: dict[str, style.Look]) -> None:
     for run, look in looks.items():
         x, y, error = (floats(only(rows, run=run)[c]) for c in ("x", "value", "stderr"))
         band = np.maximum(y - error, 1e-300), y + error

@@ -21,7 +21,7 @@ from torch import nn
 
 from fldiag.errors import FldiagError
 from fldiag.integrations.recorder import Recorder
-from fldiag.runs.checkpoint import State
+from fldiag.models import State
 
 
 def record(

@@ -12,7 +12,7 @@ from fldiag.data import given
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
 from fldiag.integrations.recorder import Recorder, mean
-from fldiag.runs.checkpoint import State
+from fldiag.models import State
 from fldiag.runs.run import Run, open_checkpoint
 
 #: What stands for what in a pattern. A number is taken whole.

@@ -20,12 +20,12 @@ from fldiag import models, registry
 from fldiag.data import Dataset, given, partition
 from fldiag.errors import FldiagError, error_text, first_line
 from fldiag.losses import is_probabilities
-from fldiag.models import lora
+from fldiag.models import State, lora
 from fldiag.params import Layout, unwrap_model
 from fldiag.problem.module import copy_module
 from fldiag.results.files import digest, provenance
 from fldiag.results.table import Row
-from fldiag.runs.checkpoint import State, plain
+from fldiag.runs.checkpoint import plain
 from fldiag.runs.open_problem import (
     base_of,
     check_merging,
@@ -345,14 +345,14 @@ class Recorder:
                 f"{label} is not {self.layout.size:,} parameters in {len(own)} tensors: {first_line(error)}",
                 "give a module, a state_dict, a vector of the parameters, or a list of arrays",
             ) from None
-        tensors, _ = models.without_prefix(tensors, self.module)
+        tensors = models.without_prefix(tensors, self.module)
         for name, frozen in lora.frozen_weights(self.module).items():
             if name in tensors and not torch.allclose(tensors.pop(name).to(frozen), frozen):
                 raise FldiagError(
                     f"the frozen weights {name} of {label} differ from those of the recorder's model",
                     "leave them as they are in training; or store all weights: trainable=False",
                 )
-        state, _ = models.fit_weights(tensors, self.module)
+        state = models.fit_weights(tensors, self.module)
         # loops make float64 of float32; a counter of batches may lack
         return {
             name: state.get(name, t).to("cpu", t.dtype, copy=True)

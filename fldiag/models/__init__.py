@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +34,12 @@ def build(
     than ``most``: before anything is allocated.
     """
     options = dict(options or {})
+    make: Callable[[], Any]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(seed, "init"))
-        if ":" not in name:
+        if ":" in name:
+            factory = registry.load_user(name, "model")
+            make = partial(_call_factory, name, factory, shape, classes, options)
+        else:
             entry = registry.model.get(name)
             if shape is None:
                 raise FldiagError(
@@ -43,29 +47,20 @@ def build(
                     "give pkg.mod:factory",
                     usage=True,
                 )
-            options = entry.validate(options)
-            if most is not None:
-                check_size(name, lambda: entry.build(shape, classes, **options), most)
-            torch.manual_seed(seed_for(seed, "init"))
-            return entry.build(shape, classes, **options)
-        factory = registry.load_user(name, "model")
-        module = _call_factory(name, factory, shape, classes, options)
+            make = partial(entry.build, shape, classes, **entry.validate(options))
+            if most is not None and (parameters := count_parameters(make)) > most:
+                raise FldiagError(
+                    f"model {name!r} as the file describes it has {parameters:,} parameters, and the file holds "
+                    f"{most:,} numbers",
+                    "the file was edited; use the original",
+                )
+        torch.manual_seed(seed_for(seed, "init"))
+        module = make()
     if not isinstance(module, nn.Module):
         raise FldiagError(
             f"model factory {name!r} returned {type(module).__name__}", "return a torch.nn.Module"
         )
     return module
-
-
-def check_size(name: str, make: Callable[[], nn.Module], most: int) -> None:
-    """Raises FldiagError when the model that ``make`` returns has more parameters than ``most``."""
-    parameters = count_parameters(make)
-    if parameters > most:
-        raise FldiagError(
-            f"model {name!r} as the file describes it has {parameters:,} parameters, and the file holds {most:,} "
-            "numbers",
-            "the file was edited; use the original",
-        )
 
 
 def count_parameters(make: Callable[[], nn.Module]) -> int:
@@ -103,8 +98,8 @@ WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|module)\.")
 State = dict[str, Tensor]
 
 
-def without_prefix(state: State, module: nn.Module) -> tuple[State, str]:
-    """The weights under the module's own names, and the prefix that these had: "model." of Lightning, "" for none.
+def without_prefix(state: State, module: nn.Module) -> State:
+    """The weights under the module's own names, without a prefix that these had, such as "model." of Lightning.
 
     Arrays without names (``arr_0``, ``arr_1``, ...) are taken in the order of the module's state_dict.
 
@@ -115,13 +110,15 @@ def without_prefix(state: State, module: nn.Module) -> tuple[State, str]:
         state = _unwrapped(state, module)
         fits = prefixes(state, required)
     if "" in fits or not fits:
-        return state, ""
+        return state
     if len(fits) > 1:
+        key = fits[-1].removesuffix(".")
         raise FldiagError(
             f"the names fit the model behind each of {', '.join(map(repr, fits))}",
-            key_remedy(fits[-1].removesuffix(".")),
+            f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)",
         )
-    return strip_prefix(state, fits[0]), fits[0]
+    (prefix,) = fits
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
 def prefixes(names: Iterable[str], required: set[str]) -> list[str]:
@@ -129,11 +126,6 @@ def prefixes(names: Iterable[str], required: set[str]) -> list[str]:
     present, first = set(names), min(required, default="")
     candidates = {n.removesuffix(first) for n in present if f".{n}".endswith(f".{first}")}
     return sorted(p for p in candidates if all(p + n in present for n in required))
-
-
-def strip_prefix(state: State, prefix: str) -> State:
-    """The tensors behind the prefix, without it; those elsewhere are left out."""
-    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
 def _unwrapped(state: State, module: nn.Module) -> State:
@@ -166,16 +158,12 @@ def in_order(state: State, module: nn.Module) -> State:
     return dict(zip(own, arrays, strict=True))
 
 
-def key_remedy(key: str) -> str:
-    return f"choose one, such as --key {key} (fldiag.load(path, key={key!r})), or save it alone: torch.save(state_dict, path)"
-
-
-def fit_weights(state: State, module: nn.Module) -> tuple[State, str]:
-    """(the module's parameters in its own order and the buffers that are there, the prefix that was stripped).
+def fit_weights(state: State, module: nn.Module) -> State:
+    """The module's parameters in its own order, and the buffers that are there.
 
     Raises FldiagError naming the first tensor that has another shape, is missing or is unexpected.
     """
-    state, prefix = without_prefix(state, module)
+    state = without_prefix(state, module)
     shapes = {n: t.shape for n, t in [*module.named_parameters(), *module.named_buffers()]}
     all_names = shapes.keys() | module.state_dict().keys()  # also the second names of tied tensors
     misfits = [
@@ -190,7 +178,7 @@ def fit_weights(state: State, module: nn.Module) -> tuple[State, str]:
             misfits.append(f"{kind} {names[0]}{rest}")
     if misfits:
         raise FldiagError("; ".join(misfits), "give the model of this very architecture")
-    return {n: state[n].detach() for n in shapes if n in state}, prefix
+    return {n: state[n].detach() for n in shapes if n in state}
 
 
 def required_names(module: nn.Module) -> set[str]:

@@ -71,6 +71,8 @@ DASHES = (
 # fmt: on
 #: These have the same look in every picture in which they meet: that of their place.
 METHODS = ("fedavg", "fedsol", "fedprox", "scaffold", "fedntd", "fedsam", "fedasam")
+#: Clients that a heatmap or a summary shows at most.
+MANY = 50
 
 
 # Looks
@@ -189,6 +191,12 @@ def paper() -> Iterator[None]:
         yield
 
 
+def compares_runs(draw: Any) -> Any:
+    """Decorator of a drawing function: of a table with several runs it draws them together, told apart by ``run``."""
+    draw.compares_runs = True
+    return draw
+
+
 def figure(width: float, height: float, **options: Any) -> Figure:
     """An empty figure (inches) that no window knows of; call within ``paper()``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -244,11 +252,11 @@ def legend(
     fig.set_figheight(fig.get_figheight() + box.height / fig.dpi)
 
 
-def legend_of_runs(fig: Figure, looks: Mapping[str, Look]) -> None:
+def legend_of_runs(fig: Figure, palette: Mapping[str, Look]) -> None:
     """The figure's legend: a line a run."""
     from matplotlib.lines import Line2D
 
-    legend(fig, [Line2D([], [], **look.line) for look in looks.values()], looks, ncols=3)
+    legend(fig, [Line2D([], [], **palette[run].line) for run in palette], palette, ncols=3)
 
 
 def chance(ax: Axes, value: float, name: bool = True) -> None:
@@ -391,9 +399,6 @@ def save(fig: Figure, path: str | Path, formats: Iterable[str] = ()) -> list[Pat
     return [write_bytes(f"{path}.{kind}", image(fig, kind)) for kind in formats or SHEET.get()[1]]
 
 
-#: With more clients than this, pictures show how a number is spread over them instead of one place a client.
-MANY = 50
-
 # Tables
 
 
@@ -402,18 +407,12 @@ def floats(column: pd.Series) -> np.ndarray:
     return column.astype(float).to_numpy()
 
 
-def pairs(rows: pd.DataFrame) -> pd.DataFrame:
+def square(rows: pd.DataFrame) -> pd.DataFrame:
     """The value of every pair ``client``, ``client_b`` in both halves of a square table; nan for one with itself."""
     rows = rows.astype({"client": int, "client_b": int, "value": float})
-    wide = rows.pivot(index="client", columns="client_b", values="value")
-    upper, lower = wide.align(wide.T)
+    matrix = rows.pivot(index="client", columns="client_b", values="value")
+    upper, lower = matrix.align(matrix.T)
     return upper.fillna(lower)
-
-
-def compares_runs(draw: Any) -> Any:
-    """Decorator of a drawing function: of a table with several runs it draws them together, told apart by ``run``."""
-    draw.compares_runs = True
-    return draw
 
 
 # Shapes
@@ -434,18 +433,18 @@ def lines(
     """
     from matplotlib.ticker import MaxNLocator
 
-    own, handles = palette or looks(tables), list[Any]()
+    chosen, handles = palette or looks(tables), list[Any]()
     for name, rows in tables.items():
         points = rows.dropna(subset=["round", "value"])
         points = points.astype({"round": int, "value": float, "stderr": float})
         points = points.set_index("round").sort_index()
         if 1 in np.diff(points.index):
             points = points.reindex(range(points.index[0], points.index[-1] + 1))
-        value, error, look = points["value"], points["stderr"], own[name]
+        value, error, own = points["value"], points["stderr"], chosen[name]
         if len(tables) <= 4:
             band = value - error, value + error
-            ax.fill_between(points.index, *band, color=look.color, alpha=0.15, linewidth=0)
-        handles += ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **look.line)
+            ax.fill_between(points.index, *band, color=own.color, alpha=0.15, linewidth=0)
+        handles += ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **own.line)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     ax.set_xlabel("round")
     ax.grid(True)
@@ -467,13 +466,18 @@ def dots(ax: Axes, rows: pd.DataFrame, color: str) -> None:
     )
 
 
+def is_wide(values: np.ndarray) -> bool:
+    """Whether values are positive and spread over more than a factor of 30: their logarithms are drawn."""
+    return bool(len(values) and 0 < 30 * values.min() < values.max())
+
+
 def wide_range(ax: Axes, values: np.ndarray) -> None:
-    """A logarithmic axis where positive values spread over more than a factor of 30."""
-    if len(values) and 0 < 30 * values.min() < values.max():
+    """A logarithmic axis where values spread wide."""
+    if is_wide(values):
         ax.set_yscale("log")
 
 
-def cells(ax: Axes, wide: pd.DataFrame, **options: Any) -> None:
+def cells(ax: Axes, matrix: pd.DataFrame, **options: Any) -> None:
     """A heatmap with the table's index and columns at the axes; what is not there is blank.
 
     ``options``: of ``seaborn.heatmap``.
@@ -481,7 +485,7 @@ def cells(ax: Axes, wide: pd.DataFrame, **options: Any) -> None:
     import seaborn  # a second, which a table from the store does not need
 
     options = {"cmap": COLORMAP, "cbar_kws": {"pad": 0.02}, **options}
-    seaborn.heatmap(wide.astype(float), ax=ax, **options)
+    seaborn.heatmap(matrix.astype(float), ax=ax, **options)
     ax.tick_params(length=0)
     ax.tick_params(axis="y", rotation=0)
 
@@ -489,7 +493,7 @@ def cells(ax: Axes, wide: pd.DataFrame, **options: Any) -> None:
 def bars(
     ax: Axes,
     table: pd.DataFrame,
-    looks: Mapping[str, Look],
+    palette: Mapping[str, Look],
     category: str = "layer",
 ) -> None:
     """Bars from the left by ``category``, the first on top, side by side for every run, each with its standard error."""
@@ -497,11 +501,11 @@ def bars(
     value, errors = (
         table.astype({column: float})
         .pivot(index=category, columns="run", values=column)
-        .reindex(index=order, columns=looks)
+        .reindex(index=order, columns=palette)
         for column in ("value", "stderr")
     )
     errors = errors.where(errors > 5e-3 * value.abs().max(axis=None))  # others are specks
-    colors = [look.color for look in looks.values()]
+    colors = [palette[run].color for run in palette]
     marks = {"elinewidth": 0.7, "ecolor": "#888888"}
     value.plot.barh(ax=ax, xerr=errors, color=colors, width=0.8, legend=False, error_kw=marks)
     names_down(ax, order)

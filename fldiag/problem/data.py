@@ -6,7 +6,7 @@ x and y are tensors, or tensors in dicts and tuples (trees); axis 0 counts the e
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from fldiag.data import Dataset as NamedDataset
 from fldiag.data import take
 from fldiag.errors import FldiagError
+from fldiag.registry import Function
 
 #: A tensor, or tensors in dicts and tuples.
 Tree = Any
@@ -25,8 +26,6 @@ Tree = Any
 Batch = tuple[Tree, Tree]
 #: By name.
 Tensors = Mapping[str, Tensor]
-#: Of a user or of a batch.
-Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)

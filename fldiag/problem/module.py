@@ -57,7 +57,7 @@ def load(module: nn.Module, params: Any, buffers: Tensors | None) -> None:
     """
     own = module.state_dict(keep_vars=True)
     tensors = dict(named(own if params is None else params, Layout.of(module)))
-    state, _ = without_prefix(tensors, module)
+    state = without_prefix(tensors, module)
     state |= buffers or {}
     for name, b in module.named_buffers():
         if name in state and name not in own:  # a buffer that is not persistent
@@ -109,7 +109,7 @@ def coarsest(run: Function, dtype: torch.dtype) -> torch.dtype:
     return max(dtypes, key=lambda d: torch.finfo(d).eps)
 
 
-def check(problem: Any) -> tuple[torch.dtype, bool]:
+def check_problem(problem: Any) -> tuple[torch.dtype, bool]:
     """Check the problem on a sample.
 
     Returns:

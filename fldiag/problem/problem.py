@@ -1,4 +1,4 @@
-"""A Problem is all a diagnostic sees: a model, a loss, its weights and buffers, and a data slice."""
+"""A Problem is all that a diagnostic of weights sees: a model, a loss, its weights and buffers, and a data slice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fldiag.problem.data import (
     same,
 )
 from fldiag.problem.loss import Loss, Scores, answers, as_sums
-from fldiag.problem.module import check, copy_module, load, named, saved, tensors_of
+from fldiag.problem.module import check_problem, copy_module, load, named, saved, tensors_of
 from fldiag.results.files import digest
 from fldiag.results.table import Row
 from fldiag.sections import Matrix
@@ -259,7 +259,7 @@ class Problem:
 
     @cached_property
     def _probed(self) -> tuple[torch.dtype, bool]:
-        dtype, by_differences = check(self)
+        dtype, by_differences = check_problem(self)
         if dtype != self.dtype:
             self.remarks.append(
                 f"the model computes in {str(dtype)[6:]} within its forward (autocast?): numbers are as coarse"
@@ -423,12 +423,12 @@ class Problem:
             return Differences(self.gradient, at, self.layout.sizes)
         views, weight = self.layout.views(at), self.centre.weight
 
-        def batch(i: int, leaves: Tensors) -> Any:
+        def outputs_of(i: int, leaves: Tensors) -> Any:
             x, y = self.batch(i)
             share = self.guarded()(lambda z: self.criterion.total(z, y) / weight)
             return self.call({**views, **leaves}, x), share
 
-        batches = [partial(batch, i) for i in range(len(self.bounds))]
+        batches = [partial(outputs_of, i) for i in range(len(self.bounds))]
         graph = self.bytes_of_example * self.bounds[0][1] + 2 * at.nbytes
         leaves, keep = {n: views[n] for n in names}, self.memory // 2 // graph
         return Curvature(batches, leaves, matrix=matrix, keep=keep, shift=self.weight_decay)

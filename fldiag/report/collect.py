@@ -15,7 +15,7 @@ from fldiag.config import recipe
 from fldiag.errors import FldiagError, error_text
 from fldiag.plotting import style
 from fldiag.results.files import csv_text, read_csv, read_csv_bytes, read_json
-from fldiag.results.table import COLUMNS, check, only, split_of, table
+from fldiag.results.table import COLUMNS, check_schema, only, split_of, table
 from fldiag.runs.run import Run
 
 #: The sections of a config that say how a run was trained.
@@ -107,7 +107,7 @@ def collect(paths: Sequence[str | Path]) -> list[RunTables]:
 def read_metrics(member: RunTables) -> None:
     """Fill in what training wrote."""
     try:
-        metrics = pd.DataFrame(check(member.run.metrics))
+        metrics = pd.DataFrame(check_schema(member.run.metrics))
     except Exception as error:  # whatever is wrong with a file, the report shows the others
         member.remarks.append(f"its metrics are not shown: {reason(error)}")
         return
@@ -132,7 +132,7 @@ def read_tables(member: RunTables) -> None:
             if kind in member.tables:
                 raise FldiagError(f"{member.tables[kind].name} is newer")
             content = read_csv_bytes(file.with_suffix(".csv"), about)
-            rows = check(read_csv(content, dtype=COLUMNS, low_memory=False)).astype(COLUMNS)
+            rows = check_schema(read_csv(content, dtype=COLUMNS, low_memory=False)).astype(COLUMNS)
             rows.attrs = {"diagnostic": kind, "options": about.get("options", {})}
             find_alarms = registry.diagnostic.get(kind).alarms
             alarms = find_alarms(rows) if find_alarms else ()

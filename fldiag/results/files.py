@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+#: The package's folder.
+ROOT = Path(__file__).parents[1]
 #: How text begins that a spreadsheet computes as a formula, and such text with apostrophes before it.
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
 #: Key of a json file's digest.
@@ -137,6 +139,9 @@ def write_text(path: str | Path, text: str) -> Path:
     return write_bytes(path, text.encode())
 
 
+# Digests
+
+
 def sha256(path: Path) -> str:
     """The sha256 of a file's content, in hexadecimal. Raises OSError when it cannot be read."""
     with open(path, "rb") as f:
@@ -150,6 +155,61 @@ def sha256_of(content: bytes) -> str:
     'e3b0c442'
     """
     return hashlib.sha256(content).hexdigest()
+
+
+def json_digest(content: Any) -> str:
+    """The sha256 of what a json says; the order of its keys and the spaces between them do not count.
+
+    >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
+    True
+    """
+    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def digest(*things: Any) -> str:
+    """64 hexadecimal digits that change with any bit of the tensors, arrays, text, lists or dicts given.
+
+    Dicts are digested in the order of their keys, so insertion order does not matter.
+    Raises FldiagError for anything whose bits are not defined (such as an open file).
+    """
+    state = hashlib.blake2b(digest_size=32)
+    _feed(state, list(things))
+    return state.hexdigest()
+
+
+def _feed(state: Any, thing: Any) -> None:
+    torch = sys.modules.get("torch")  # without it nothing is a tensor
+    if torch is not None and isinstance(thing, torch.Tensor):
+        thing = thing.detach().cpu()
+        if thing.dtype == torch.bfloat16:  # numpy has no bfloat16; its bits are what counts
+            state.update(b"bfloat16")
+            thing = thing.view(torch.int16)
+        thing = thing.numpy()
+    if isinstance(thing, np.ndarray):
+        state.update(f"array {thing.dtype.str} {thing.shape}".encode())
+        state.update(np.ascontiguousarray(thing).data.cast("B") if thing.size else b"")
+    elif isinstance(thing, bytes):
+        state.update(b"bytes %d " % len(thing) + thing)
+    elif isinstance(thing, Mapping):
+        state.update(b"map %d" % len(thing))
+        for key in sorted(thing, key=str):
+            _feed(state, str(key))
+            _feed(state, thing[key])
+    elif isinstance(thing, (list, tuple)):
+        state.update(b"list %d" % len(thing))
+        for part in thing:
+            _feed(state, part)
+    elif thing is None or isinstance(thing, (str, bool, int, float)):
+        text = json.dumps(thing)
+        state.update(f"{type(thing).__name__} {len(text)} {text}".encode())
+    else:
+        raise FldiagError(
+            f"cannot digest a {type(thing).__name__}",
+            "give tensors, arrays, numbers, text, or lists and dicts of these",
+        )
+
+
+# Texts and tables
 
 
 def beside(path: Path, ending: str) -> Path:
@@ -181,15 +241,6 @@ def read_csv(content: bytes, **options: Any) -> pd.DataFrame:
     return frame.map(
         lambda v: v[1:] if isinstance(v, str) and FORMULA.match(v[1:]) and v[0] == "'" else v
     )
-
-
-def json_digest(content: Any) -> str:
-    """The sha256 of what a json says; the order of its keys and the spaces between them do not count.
-
-    >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
-    True
-    """
-    return sha256_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,8 +296,6 @@ def write_table(frame: pd.DataFrame, path: Path, about: Mapping[str, Any]) -> li
     Raises:
         FldiagError: The folder or the disk refuses.
     """
-    from fldiag.results.files import provenance  # torch, which texts alone do not need
-
     content = csv_text(frame).encode()
     csv = write_bytes(beside(path, ".csv"), content)
     about = {**provenance(), **about, "table": {"file": csv.name, "sha256": sha256_of(content)}}
@@ -328,47 +377,7 @@ def put_table(folder: Path, key: str, table: pd.DataFrame, about: Mapping[str, A
     write_text(folder / f"{key}.json", json.dumps(note, indent=1, default=str))
 
 
-def _feed(state: Any, thing: Any) -> None:
-    torch = sys.modules.get("torch")  # without it nothing is a tensor
-    if torch is not None and isinstance(thing, torch.Tensor):
-        thing = thing.detach().cpu()
-        if thing.dtype == torch.bfloat16:  # numpy has no bfloat16; its bits are what counts
-            state.update(b"bfloat16")
-            thing = thing.view(torch.int16)
-        thing = thing.numpy()
-    if isinstance(thing, np.ndarray):
-        state.update(f"array {thing.dtype.str} {thing.shape}".encode())
-        state.update(np.ascontiguousarray(thing).data.cast("B") if thing.size else b"")
-    elif isinstance(thing, bytes):
-        state.update(b"bytes %d " % len(thing) + thing)
-    elif isinstance(thing, Mapping):
-        state.update(b"map %d" % len(thing))
-        for key in sorted(thing, key=str):
-            _feed(state, str(key))
-            _feed(state, thing[key])
-    elif isinstance(thing, (list, tuple)):
-        state.update(b"list %d" % len(thing))
-        for part in thing:
-            _feed(state, part)
-    elif thing is None or isinstance(thing, (str, bool, int, float)):
-        text = json.dumps(thing)
-        state.update(f"{type(thing).__name__} {len(text)} {text}".encode())
-    else:
-        raise FldiagError(
-            f"cannot digest a {type(thing).__name__}",
-            "give tensors, arrays, numbers, text, or lists and dicts of these",
-        )
-
-
-def digest(*things: Any) -> str:
-    """64 hexadecimal digits that change with any bit of the tensors, arrays, text, lists or dicts given.
-
-    Dicts are digested in the order of their keys, so insertion order does not matter.
-    Raises FldiagError for anything whose bits are not defined (such as an open file).
-    """
-    state = hashlib.blake2b(digest_size=32)
-    _feed(state, list(things))
-    return state.hexdigest()
+# The machine and the code: what decides the last bits of a number, in words that say nothing of whose
 
 
 def provenance(
@@ -390,7 +399,8 @@ def provenance(
         "fldiag": __version__,
         "commit": commit(),
         "torch": torch.__version__,
-        "capability": capability(),
+        # kernels of other instruction sets round differently
+        "capability": torch.backends.cpu.get_cpu_capability(),
         "dtype": dtype and str(dtype).removeprefix("torch."),
         "device": str(place),
         "device_name": device_name,
@@ -398,11 +408,6 @@ def provenance(
         "seed": seed,
         **more,
     }
-
-
-# The machine and the code: what decides the last bits of a number, in words that say nothing of whose
-
-ROOT = Path(__file__).parents[2]
 
 
 @cache
@@ -415,18 +420,10 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
-def capability() -> str:
-    """The instruction set that PyTorch's own kernels use here, such as ``AVX512``: other sets round differently."""
-    import torch  # only here and below: reports read what others computed
-
-    return torch.backends.cpu.get_cpu_capability()
-
-
 @cache
 def sources() -> str:
     """The digest of fldiag's source files: it differs where the code does, also between two commits."""
-    folder = Path(__file__).parents[1]
-    return digest({str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.py")})
+    return digest({str(p.relative_to(ROOT)): p.read_bytes() for p in ROOT.rglob("*.py")})
 
 
 @cache
@@ -435,7 +432,7 @@ def commit() -> str | None:
 
     Of a source tree git says it; of an installed package the record that pip keeps of where it came from."""
     try:
-        if not (ROOT / ".git").exists():
+        if not (ROOT.parent / ".git").exists():
             record = json.loads(distribution("fldiag").read_text("direct_url.json") or "{}")
             return str(record["vcs_info"]["commit_id"])
         command = [

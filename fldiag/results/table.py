@@ -65,6 +65,9 @@ PERSONAL = "personal_accuracy"
 MOMENTS, SCOPES = ("received", "trained", "aggregated"), ("global", "client", "pair")
 
 
+# Making one
+
+
 def table(rows: Iterable[Mapping[str, Any]], **common: Any) -> pd.DataFrame:
     """Rows (dicts with some of the columns) as a typed table; ``common`` fills columns of every row.
 
@@ -79,15 +82,7 @@ def columns(data: Mapping[str, Any], **common: Any) -> pd.DataFrame:
     return pd.DataFrame({**data, **common}, columns=[*COLUMNS, *extra]).astype(COLUMNS)
 
 
-class Vectors(dict[str, Any]):
-    """Tensors [k, ...] by parameter's name, in a table's ``attrs["vectors"]``: pandas copies ``attrs`` at every step, and
-    need not copy these."""
-
-    def __deepcopy__(self, memo: Any) -> Vectors:
-        return self
-
-
-def check(frame: pd.DataFrame) -> pd.DataFrame:
+def check_schema(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame, or FldiagError naming the first column or value that breaks the schema."""
     missing = [c for c in COLUMNS if c not in frame]
     if missing:
@@ -105,6 +100,7 @@ def check(frame: pd.DataFrame) -> pd.DataFrame:
 
 # Reading. One rule for missing entries: ``None`` asks for them, and a missing entry equals nothing else. A column that the table
 # does not have is missing in all rows.
+
 
 #: The splits by which global models are judged, and how they are called beside a number.
 SPLITS = {"test": "test", "train": "training"}
@@ -201,6 +197,9 @@ def thin(numbers: Sequence[int], most: int) -> list[int]:
     return sorted({numbers[i * (len(numbers) - 1) // (most - 1)] for i in range(most)})
 
 
+# What a person reads first
+
+
 @dataclass(frozen=True)
 class SmallTable:
     """A small table. ``columns``: key of the rows -> heading. Nothing is shown of one without rows."""
@@ -210,12 +209,12 @@ class SmallTable:
 
     @classmethod
     def of(
-        cls, rows: pd.DataFrame | Sequence[Row], columns: Mapping[str, str] | None = None
+        cls, rows: pd.DataFrame | Sequence[Row], headings: Mapping[str, str] | None = None
     ) -> SmallTable:
         """Rows with missing entries as None; by default all columns, under their own names."""
         frame = pd.DataFrame(rows)
         values = frame.astype(object).where(frame.notna(), None)
-        return cls(values.to_dict("records"), columns or {name: name for name in frame})
+        return cls(values.to_dict("records"), headings or {name: name for name in frame})
 
 
 @dataclass(frozen=True)
@@ -237,9 +236,32 @@ class Note:
 
 
 Item = SmallTable | Sentence | Note
-#: What the function ``summary`` of a diagnostic returns, and of what it gets the table's options.
+#: What the function ``summary`` of a diagnostic returns.
 Summary = Iterator[Item]
+#: The options of the table, which it gets.
 Options = Mapping[str, Any]
+
+
+def of_rounds(frame: pd.DataFrame, headings: Mapping[str, str | Row]) -> SmallTable:
+    """The numbers of some rounds, a column by its metric, or by what its rows have in common; columns without a number are left
+    out."""
+    wide = pd.DataFrame({"round": thin(rounds(frame), 12)})
+    for name, where in headings.items():
+        where = {**WHOLE, **({"metric": where} if isinstance(where, str) else where)}
+        wide[name] = [number(frame, **where, round=r) for r in wide["round"]]
+    return SmallTable.of(wide.dropna(axis="columns", how="all"))
+
+
+def missing_notes(frame: pd.DataFrame) -> list[Note]:
+    """A remark for each of the first eight rows ``missing`` of a table, and one that counts the others."""
+    rows = only(frame, metric="missing")
+    texts = [
+        f"{'' if pd.isna(r) else f'round {r}: '}{note}"
+        for r, note in zip(rows["round"], rows.get("note", []), strict=False)
+    ]
+    if len(texts) > 8:
+        texts[8:] = [f"and {len(texts) - 8} more (rows metric = missing of the table)"]
+    return list(map(Note, texts))
 
 
 def format_number(value: float | None, digits: int = 4) -> str:
@@ -268,28 +290,6 @@ def cell(value: Any) -> str:
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
     return format_number(float(value)) if isinstance(value, (float, np.floating)) else str(value)
-
-
-def of_rounds(frame: pd.DataFrame, columns: Mapping[str, str | Row]) -> SmallTable:
-    """The numbers of some rounds, a column by its metric, or by what its rows have in common; columns without a number are left
-    out."""
-    wide = pd.DataFrame({"round": thin(rounds(frame), 12)})
-    for name, where in columns.items():
-        where = {**WHOLE, **({"metric": where} if isinstance(where, str) else where)}
-        wide[name] = [number(frame, **where, round=r) for r in wide["round"]]
-    return SmallTable.of(wide.dropna(axis="columns", how="all"))
-
-
-def missing_notes(table: pd.DataFrame) -> list[Note]:
-    """A remark for each of the first eight rows ``missing`` of a table, and one that counts the others."""
-    rows = only(table, metric="missing")
-    texts = [
-        f"{'' if pd.isna(r) else f'round {r}: '}{note}"
-        for r, note in zip(rows["round"], rows.get("note", []), strict=False)
-    ]
-    if len(texts) > 8:
-        texts[8:] = [f"and {len(texts) - 8} more (rows metric = missing of the table)"]
-    return list(map(Note, texts))
 
 
 def percent(value: Any) -> str:
@@ -328,29 +328,19 @@ def guess_accuracy(shares: Sequence[float], slice_name: str) -> float:
     return alike if slice_name.startswith("client:") else max(alike, *shares)
 
 
-def at_centre(rows: Sequence[Row], scored: Sequence[Row], **place: float) -> list[Row]:
-    """Rows of losses at many weights; ``scored`` holds loss and accuracy of those at ``place``."""
-    loss, *accuracy = scored
-    centre = {"metric": "loss", **place}.items()
-    return [
-        *({**row, "inputs": loss["inputs"]} if centre <= row.items() else row for row in rows),
-        *({**row, **place} for row in accuracy),
-    ]
-
-
-def standing(table: pd.DataFrame) -> list[Item]:
+def standing(frame: pd.DataFrame) -> list[Item]:
     """Where the models of a table stand: of a run its global model of the last round, else every model.
 
     Args:
-        table: a result table; the rows that count have ``inputs``.
+        frame: a result table; the rows that count have ``inputs``.
 
     Returns:
         A sentence a model and slice, and a note where its accuracy is not above that of a guess (``guess_accuracy``) by
         two standard errors.
     """
-    if "inputs" not in table:
+    if "inputs" not in frame:
         return []
-    rows = table.dropna(subset=["inputs", "value"])
+    rows = frame.dropna(subset=["inputs", "value"])
     items: list[Item] = []
     for run, part in rows.groupby("run", sort=False, dropna=False):
         best = {"scope": "global", "round": part["round"].max(), "moment": "aggregated"}
@@ -378,6 +368,9 @@ def _of_model(who: str, slice_name: str, rows: pd.DataFrame) -> Summary:
             f"training (here: {inputs}; --normalise), or these are other examples or labels than it was trained for"
         )
         yield Note(doubt, {"warnings": doubt})
+
+
+# Progress
 
 
 @contextlib.contextmanager

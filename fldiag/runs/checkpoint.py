@@ -32,9 +32,9 @@ from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves
 
 from fldiag.errors import FldiagError, first_line
+from fldiag.models import State
 from fldiag.results import files
 
-State = dict[str, Tensor]
 Json = dict[str, Any]
 #: Weights as transformers names them, the safest first.
 PRETRAINED = ("model.safetensors", "pytorch_model.bin")

@@ -15,20 +15,19 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fldiag import data, losses
-from fldiag.data import Dataset
-from fldiag.data.dataset import Slice, spread
+from fldiag import losses
+from fldiag.data.dataset import Dataset, Slice, spread, take
 from fldiag.device import device_of, threads
 from fldiag.errors import FldiagError
 from fldiag.execution import workspace
-from fldiag.models import fit_weights
+from fldiag.models import State, fit_weights
 from fldiag.models.network import Network
 from fldiag.params import Layout
 from fldiag.problem.data import arguments, convert, cut
 from fldiag.problem.problem import Problem
 from fldiag.results.files import digest
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import Checkpoint, State
+from fldiag.runs.checkpoint import Checkpoint
 from fldiag.runs.open_problem import build_module, check_merging, load_dataset, load_parts
 from fldiag.runs.run import Run
 
@@ -51,7 +50,8 @@ class ExampleScores:
 
 
 class ExamplePool:
-    """``x_raw`` and ``y`` of the test split and of every client's training examples, one after the other.
+    """``x_raw`` and ``y`` of the test split and of every client's training examples, one after the other. Without test examples
+    the training split stands first, under its own name.
 
     ``split``: the name of what stands first, "test" or "train"; ``test``: where that lies; ``clients``: where the training
     examples of all clients lie. ``segments``: "test" and "client:7/train" -> where they lie. ``samples``: at most so many test
@@ -68,11 +68,11 @@ class ExamplePool:
     ):
         self.dataset, self.device, self.dtype = dataset, device, dtype
         self.split = dataset.evaluation[0]
-        total, slices = sum(map(len, parts)), [data.take(dataset, self.split, None, samples)]
+        total, slices = sum(map(len, parts)), [take(dataset, self.split, None, samples)]
         for k, n in enumerate(map(len, parts)):
             if n:
                 count = max(1, round(min(samples or total, total) * n / total))
-                slices.append(data.take(dataset, f"client:{k}", parts, count))
+                slices.append(take(dataset, f"client:{k}", parts, count))
         ends = np.cumsum([s.n for s in slices]).tolist()
         self.segments = {s.name: slice(end - s.n, end) for s, end in zip(slices, ends, strict=True)}
         self.n, self.test = ends[-1], slice(0, ends[0])
@@ -104,45 +104,6 @@ class ExamplePool:
             stop = min(part.stop, where.stop)
             for i in range(max(part.start, where.start), stop, size):
                 yield slice(i, min(i + size, stop))
-
-
-def evaluate(
-    network: Network, pool: ExamplePool, models: Sequence[Weights], first: int
-) -> ExampleScores:
-    """Loss and correctness of every model [P] on the ``first`` so many examples of the pool, in eval mode.
-
-    A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
-    not depend on the others. Models are shared out among threads with one of torch's each: on a busy machine torch's own
-    threads spend most of the time waiting for each other.
-    """
-    loss = np.empty((len(models), first))
-    right = None if pool.dataset.regression else np.empty(loss.shape, dtype=bool)
-
-    def score(i: int) -> None:
-        w, buffers = models[i]
-        rows = w[None].to(pool.device, pool.dtype)
-        bound = network.bind(rows, {n: b[None].clone() for n, b in buffers.items()})
-        for batch in pool.batches(slice(0, first), BATCH, mixed=not network.batch_dependent):
-            x, y = pool.read(batch.start, batch.stop)
-            with torch.no_grad():
-                outputs = bound(x[None])
-                loss[i, batch] = losses.per_example(outputs, y[None])[0].double().cpu().numpy()
-                if right is not None:
-                    right[i, batch] = (losses.predicted(outputs)[0] == y).cpu().numpy()
-
-    # another module than a chain of layers is called with its parameters put in place, one call at a time
-    is_shared = pool.device.type == "cpu" and network.stackable and len(models) > 1
-    workers = torch.get_num_threads() if is_shared else 1
-    if workers > 1:
-        own = partial(torch.set_num_threads, 1)
-        with threads(workers), ThreadPoolExecutor(workers, initializer=own) as each:
-            list(each.map(score, range(len(models))))
-    else:
-        list(map(score, range(len(models))))
-    loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
-    valid = ~np.isnan(loss.sum(1))
-    loss[~valid] = np.nan
-    return ExampleScores(loss, right, valid)
 
 
 NOTHING = torch.empty(0)
@@ -245,7 +206,7 @@ class History:
             parts = [np.empty(0, dtype=np.int64)] * int(config["clients"]["total"])
             notes.append("the run does not say which examples belong to which client")
         #: What every table says is missing.
-        self.remarks = notes
+        self.gaps = notes
         #: The training examples of every client; its own test examples, where it has such.
         self.parts, self.test_parts = list(parts), load_parts(first, "test_partition.npz")
         #: The section ``train`` of the run's config, as far as it is known.
@@ -298,7 +259,7 @@ class History:
         )
 
     def _weights(self, c: Checkpoint) -> Weights:
-        state, _ = fit_weights(c.state, self.module)
+        state = fit_weights(c.state, self.module)
         buffers = {n: state.get(n, b) for n, b in self.buffers.items()}
         row = self.layout.row(state).to(self.device, self.dtype)
         return row, convert(buffers, self.dtype, self.device)
@@ -354,8 +315,15 @@ class History:
             rounds = [next(self.each(every_round=False)).round]
         self._begin()
         rows: list[Row] = []
-        shared = {"function": function, "clients": clients, "options": options}
-        results = workspace().map(_rows_of, self, rounds, name=lambda r: f"round {r}", **shared)
+        results = workspace().map(
+            _rows_of,
+            self,
+            rounds,
+            name=lambda r: f"round {r}",
+            function=function,
+            clients=clients,
+            options=options,
+        )
         for part, notes in results:
             rows += part
             self.notes += notes
@@ -367,7 +335,7 @@ class History:
 
     def _begin(self) -> None:
         self.notes, self._current = [], None
-        for text in self.remarks:
+        for text in self.gaps:
             self.note(None, text)
 
     def note(self, round: int | None, text: str, client: int | None = None) -> None:
@@ -418,10 +386,43 @@ class History:
         return Network(self.module)
 
     def evaluate(self, models: Sequence[Weights], *, test: bool = False) -> ExampleScores:
-        """The loss and the predictions of models, (weights [P], buffers) each, on all of the pool's examples, or on the ``test``
-        split alone, which comes first."""
-        first = self.pool.test.stop if test else self.pool.n
-        return evaluate(self.network, self.pool, models, first)
+        """Loss and correctness of models, (weights [P], buffers) each, in eval mode, on all of the pool's examples, or on the
+        ``test`` split alone, which comes first.
+
+        A network whose outputs depend on the batch sees batches of one segment only, so that a client's number does
+        not depend on the others. Models are shared out among threads with one of torch's each: on a busy machine torch's own
+        threads spend most of the time waiting for each other.
+        """
+        network, pool = self.network, self.pool
+        first = pool.test.stop if test else pool.n
+        loss = np.empty((len(models), first))
+        right = None if pool.dataset.regression else np.empty(loss.shape, dtype=bool)
+
+        def score(i: int) -> None:
+            w, buffers = models[i]
+            rows = w[None].to(pool.device, pool.dtype)
+            bound = network.bind(rows, {n: b[None].clone() for n, b in buffers.items()})
+            for batch in pool.batches(slice(0, first), BATCH, mixed=not network.batch_dependent):
+                x, y = pool.read(batch.start, batch.stop)
+                with torch.no_grad():
+                    outputs = bound(x[None])
+                    loss[i, batch] = losses.per_example(outputs, y[None])[0].double().cpu().numpy()
+                    if right is not None:
+                        right[i, batch] = (losses.predicted(outputs)[0] == y).cpu().numpy()
+
+        # another module than a chain of layers is called with its parameters put in place, one call at a time
+        is_shared = pool.device.type == "cpu" and network.stackable and len(models) > 1
+        workers = torch.get_num_threads() if is_shared else 1
+        if workers > 1:
+            own = partial(torch.set_num_threads, 1)
+            with threads(workers), ThreadPoolExecutor(workers, initializer=own) as each:
+                list(each.map(score, range(len(models))))
+        else:
+            list(map(score, range(len(models))))
+        loss[[not torch.isfinite(w).all() for w, _ in models]] = np.nan
+        valid = ~np.isnan(loss.sum(1))
+        loss[~valid] = np.nan
+        return ExampleScores(loss, right, valid)
 
     def problem(self, weights: Weights, where: slice | Tensor, name: str, **labels: Any) -> Problem:
         """The loss surface around weights on a segment of the pool, or on some of its examples (indices)."""
@@ -476,7 +477,7 @@ class History:
 
     def digest(self) -> str:
         """Changes when weights, model, data, partition or precision change; the name does not count."""
-        about = [repr(self.module), str(self.dtype), self.run.about, self.remarks]
+        about = [repr(self.module), str(self.dtype), self.run.about, self.gaps]
         if self._pool is not None:  # what the model does also counts, not only how it is spelled
             w = torch.linspace(-0.1, 0.1, self.layout.size, dtype=self.dtype, device=self.device)
             tensors, (x, _) = {**self.buffers, **self.layout.views(w)}, self._pool.read(0, 4)

@@ -15,13 +15,13 @@ from fldiag.data import Dataset, partition, sources
 from fldiag.data.arrays import count_classes, unpack
 from fldiag.data.given import dataset_of
 from fldiag.errors import FldiagError, unknown
-from fldiag.models import lora, pretrained
+from fldiag.models import State, lora, pretrained
 from fldiag.params import unwrap_model
 from fldiag.problem.data import arguments, as_slice, describe, is_split, same
 from fldiag.problem.module import copy_module
 from fldiag.problem.problem import Problem
 from fldiag.results.files import digest
-from fldiag.runs.checkpoint import Checkpoint, State, pack, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, pack, read_tensors
 from fldiag.runs.run import Run
 from fldiag.sections import DataSection
 

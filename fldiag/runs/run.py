@@ -32,9 +32,10 @@ from safetensors import safe_open
 from torch.utils.data import default_collate
 
 from fldiag.errors import FldiagError, check_name
+from fldiag.models import State
 from fldiag.results import files
 from fldiag.results.table import Row, table
-from fldiag.runs.checkpoint import Checkpoint, Json, State, pack, read_checkpoint, read_tensors
+from fldiag.runs.checkpoint import Checkpoint, Json, pack, read_checkpoint, read_tensors
 
 if TYPE_CHECKING:
     from fldiag.config import Config
@@ -173,7 +174,10 @@ class Run:
         """The path of a file of the run after its sha256 was checked."""
         path = self.path / name
         if not path.is_file():
-            raise FldiagError(f"{path} belongs to the run and is not there", "restore it")
+            raise FldiagError(
+                f"{path} belongs to the run and is not there",
+                "restore it; a pruned run cannot be continued",
+            )
         if files.sha256(path) != self.files.get(name):
             raise FldiagError(
                 f"{path} is not the file this run wrote (its sha256 differs)",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fldiag.method import Method, Round
-from fldiag.runs.checkpoint import State
+from fldiag.models import State
 from fldiag.runs.run import ClientStates, Run
 from fldiag.sections import TrainSection
 from fldiag.training.client import MOMENTUM, CohortResult

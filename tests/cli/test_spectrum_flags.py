@@ -3,7 +3,7 @@
 import pytest
 from commands import last, run, table
 
-from fldiag.diagnosis.diagnose import size
+from fldiag.diagnosis.diagnose import read_size
 from fldiag.errors import FldiagError
 from fldiag.problem.problem import Problem
 from fldiag.results.table import only
@@ -103,13 +103,13 @@ def test_memory_bounds_the_batches_and_not_the_result(trained, rooms, tmp_path, 
     ("text", "bytes_"), [("500M", 500 * 2**20), ("2GiB", 2**31), ("1.5k", 1536), ("123456", 123456)]
 )
 def test_sizes(text, bytes_):
-    assert size(text) == bytes_
+    assert read_size(text) == bytes_
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5M", "1.2.3G", "many", "5T", "."])
 def test_no_sizes(text):
     with pytest.raises(FldiagError, match="give such as"):
-        size(text)
+        read_size(text)
 
 
 def test_pyhessian_engine_beside_the_own_one(trained):

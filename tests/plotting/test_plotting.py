@@ -175,7 +175,7 @@ def test_a_line_has_a_gap_where_a_round_is_not_there():
 
 def test_pairs_fill_both_halves_of_the_cells():
     rows = pd.DataFrame({"client": [1, 1, 4], "client_b": [4, 7, 7], "value": [0.1, 0.2, 0.3]})
-    wide = style.pairs(rows)
+    wide = style.square(rows)
     values = wide.to_numpy()
     np.testing.assert_array_equal(values, values.T)
     assert np.isnan(np.diag(values)).all() and values[0].tolist()[1:] == [0.1, 0.2]

@@ -95,6 +95,8 @@ def test_tables_of_several_subjects_stand_one_below_the_other(tmp_path):
         joint = fldiag.diagnose(both, "spectrum", k=1, executor=executor, tell=lambda text: None)
         pd.testing.assert_frame_equal(joint, pd.concat(parts, ignore_index=True))
         assert joint.attrs["diagnostic"] == "spectrum"
+    named = fldiag.diagnose(both, "spectrum", k=1, names="a,b", tell=lambda text: None)
+    assert {*named["run"]} == {"a", "b"} and {one.name for one in both} == {"mine"}
 
 
 def test_what_a_run_holds_now_decides(runs, tmp_path):

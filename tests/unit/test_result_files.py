@@ -39,7 +39,7 @@ def test_a_table_and_what_it_is(tmp_path):
 
 
 def test_an_edited_source_file_is_other_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "__file__", str(tmp_path / "results" / "files.py"))
+    monkeypatch.setattr(files, "ROOT", tmp_path)
     (tmp_path / "results").mkdir()
     digests = set()
     for name, text in [("a", "x = 1"), ("a", "x = 2"), ("results/b", "x = 2")]:

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fldiag.results.files import json_digest
-
 from ..verbs import Debug, Json, Out, progress, say
 
 toy = typer.Typer(
@@ -59,6 +57,8 @@ def iris(
 
 
 def _play(name: str, options: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    from fldiag.results.files import json_digest
+
     from ..study import write
 
     game = import_module(f".{name}", __package__)
