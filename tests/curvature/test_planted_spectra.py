@@ -11,6 +11,7 @@ from reference import check_pairs, check_residuals, of_case, problem, rows, spec
 from torch import nn
 
 import fldiag
+from fldiag.curvature.lanczos import lanczos
 
 SPECTRA = {
     "double": [5.0, 5.0, 3.0, 2.0, 2.0, 1.0] + [0.1] * 54,
@@ -68,6 +69,14 @@ def test_a_search_that_ends_too_early_says_so(products):
     pairs = spectrum(p, 5, tol=1e-6, products=products)
     assert not pairs.converged and len(pairs.values) == min(5, products)
     check_residuals(pairs, h)
+
+
+def test_values_that_are_right_have_not_converged_before_the_search_for_others_is_over():
+    lam = torch.cat([torch.tensor([10.0, 8.0]), torch.linspace(0, 1, 398)]).double()
+    whole = lanczos(lambda v: lam * v, len(lam), 2)
+    early = lanczos(lambda v: lam * v, len(lam), 2, max_products=whole.products - 1)
+    assert whole.converged.all() and not early.converged.any()
+    assert early.values == pytest.approx([10, 8], rel=1e-3)
 
 
 def test_the_density_is_the_share_of_eigenvalues():
