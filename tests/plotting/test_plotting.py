@@ -202,6 +202,7 @@ def test_bars_are_the_rows_with_their_errors():
         style.bars(ax, rows, style.looks(rows["run"]))
     assert {bar.get_width() for bar in ax.patches if bar.get_width() > 0} == {1.0, 2.0, 3.0}
     assert [t.get_text() for t in ax.get_yticklabels()] == ["conv", "fc"]
+    assert ax.get_ylim() == (1.5, -0.5)  # the first on top
     segments = [segment for group in ax.collections for segment in group.get_segments()]
     spans = [np.ptp(segment[:, 0]) for segment in segments if len(segment)]
     np.testing.assert_allclose(sorted(spans), [0.2, 0.6])  # none of an error of zero

@@ -119,6 +119,25 @@ def test_the_principal_axes_of_a_trajectory():
     assert away.max() < 1e-12
 
 
+def test_a_trajectory_is_scored_with_the_buffers_at_its_centre():
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
+    x, y = (
+        torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).double(),
+        torch.arange(12) % 2,
+    )
+    last = fldiag.Problem(net, nn.functional.cross_entropy, (x, y), dtype=x.dtype)
+    rng = torch.Generator().manual_seed(1)
+    moved = [last.w + torch.randn(len(last.w), generator=rng).double() for _ in range(3)]
+    way = [
+        last.at(w, {"1.running_mean": torch.full((2,), float(i)).double()}, labels={"round": i})
+        for i, w in enumerate(moved)
+    ]
+    table = fldiag.diagnose(way, "landscape", directions="pca")
+    rows = table[table["metric"] == "trajectory"].sort_values("index")
+    assert rows["value"].tolist() == pytest.approx([way[-1].loss(w)[0] for w in moved])
+    assert way[0].loss()[0] != pytest.approx(way[-1].loss(moved[0])[0])
+
+
 def test_two_of_a_trajectory_are_refused():
     with pytest.raises(fldiag.FldiagError, match="at least three"):
         fldiag.diagnose([problem(bowl), problem(bowl, (1.0, 0.0))], "landscape", directions="pca")

@@ -13,6 +13,7 @@ import fldiag
 from fldiag.data import Dataset
 from fldiag.diagnostics.matching import cosine, direction, norm_difference
 from fldiag.errors import FldiagError
+from fldiag.problem.hessian import norm
 
 RNG = np.random.default_rng(3)
 FULL, OTHER, FLAT = RNG.normal(size=(9, 4)), RNG.normal(size=(7, 4)), np.zeros((5, 4))
@@ -109,6 +110,8 @@ def test_noise_neither_lengthens_nor_turns_and_errors_are_its_scatter():
         assert values.mean() == pytest.approx(compare(*clean)[0], rel=0.02)
         assert stderrs.mean() == pytest.approx(values.std(), rel=0.2)
     assert np.isnan(cosine(direction(0 * a, errors), clean[1])[0])
+    # below the noise: of the square of the norm, 2 |v s| is the error
+    assert norm(*torch.tensor([[1.0, 0.0], [2.0, 0.0]])) == (0, 2)
 
 
 def test_one_client_has_no_pairs_and_a_picture_is_of_one_run():
