@@ -71,6 +71,17 @@ def test_a_search_that_ends_too_early_says_so(products):
     check_residuals(pairs, h)
 
 
+def test_the_error_of_a_ratio_is_of_first_order_in_those_of_its_eigenvalues():
+    p, _ = planted(np.linspace(0.5, 3, 60).tolist(), 0)
+    pairs = fldiag.diagnose(p, "spectrum", k=3, max_products=8)
+    (top, *_, low), (ratio,) = (
+        rows(pairs, metric)[["value", "residual"]].to_numpy(float)
+        for metric in ("eigenvalue", "eigenvalue_ratio")
+    )
+    assert low[1] > 0.01 and ratio[0] == pytest.approx(top[0] / low[0])
+    assert ratio[1] == pytest.approx((top[1] + ratio[0] * low[1]) / low[0])
+
+
 def test_values_that_are_right_have_not_converged_before_the_search_for_others_is_over():
     lam = torch.cat([torch.tensor([10.0, 8.0]), torch.linspace(0, 1, 398)]).double()
     whole = lanczos(lambda v: lam * v, len(lam), 2)

@@ -10,7 +10,15 @@ from scipy.optimize import brentq
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fldiag.diagnostics.sharpness import adaptive_scale, climb, draw, sharpness, summary, worst_case
+from fldiag.diagnostics.sharpness import (
+    adaptive_scale,
+    average_case,
+    climb,
+    draw,
+    sharpness,
+    summary,
+    worst_case,
+)
 from fldiag.problem.problem import Problem
 from fldiag.results.table import number
 
@@ -101,6 +109,22 @@ def test_the_average_case_is_half_the_trace_in_the_scale_of_the_weights():
         value, stderr = (number(frame, metric, column=c) for c in ("value", "stderr"))
         assert abs(value - s**2 / 2 * (np.diag(hessian) * scale**2).sum()) < 4 * stderr
         assert stderr < 0.2 * abs(value)
+
+
+def test_standard_errors_are_of_the_rise_over_examples_and_of_the_mean_over_draws(monkeypatch):
+    x, y = torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])
+
+    def bowl(z, y):
+        return (y * (1 + 0.5 * z.square().sum(1))).mean()
+
+    p = Problem(Weights([0.0, 0.0]), bowl, (x, y), dtype=torch.float64)
+    row = worst_case(p, torch.ones(2), 1.0, steps=50, seed=0)
+    # the examples rise by y / 2
+    assert (row["value"], row["stderr"]) == (pytest.approx(1), pytest.approx(0.5 / 3**0.5))
+    losses = iter([(3.0, None), (6.0, None)])
+    monkeypatch.setattr(p, "loss", lambda w: next(losses))
+    row = average_case(p, torch.ones(2), 1.0, 2, 0)
+    assert (row["value"], row["stderr"]) == (2.5, pytest.approx(1.5))
 
 
 def network():
