@@ -110,6 +110,10 @@ def test_noise_neither_lengthens_nor_turns_and_errors_are_its_scatter():
         assert values.mean() == pytest.approx(compare(*clean)[0], rel=0.02)
         assert stderrs.mean() == pytest.approx(values.std(), rel=0.2)
     assert np.isnan(cosine(direction(0 * a, errors), clean[1])[0])
+    # of equal norms, of which the errors are 0.2 and 0.4, the second order is the error
+    eye = torch.eye(2).double()
+    equal = [(eye[0], 0.1 * eye[0], 2.0), (eye[1], 0.2 * eye[1], 2.0)]
+    assert norm_difference(*equal) == (0, pytest.approx(2**0.5 * (0.2**2 + 0.4**2)))
     # below the noise: of the square of the norm, 2 |v s| is the error
     assert norm(*torch.tensor([[1.0, 0.0], [2.0, 0.0]])) == (0, 2)
 
