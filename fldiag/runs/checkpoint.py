@@ -183,9 +183,9 @@ def read_tensors(path: Path) -> Json:
         FldiagError: There is none, it is damaged, or it holds objects or tensors that are no plain numbers.
     """
     if not path.is_file():
-        what = "is no run and no file of weights" if path.exists() else "does not exist"
-        remedy = "give a run's folder, or a .pt or .safetensors file"
-        raise FldiagError(f"{path} {what}", remedy, usage=True)
+        why = "" if path.exists() else ": it does not exist"
+        what = f"{path} is no run and no file of weights{why}"
+        raise FldiagError(what, "give a run's folder, or a .pt or .safetensors file", usage=True)
     try:
         content = dict(READERS.get(path.suffix, _pt)(path))
         for leaf in tree_leaves(content):
