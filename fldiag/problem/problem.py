@@ -181,7 +181,7 @@ class Problem:
         """Changes when the model, loss, weights, buffers, data or precision change."""
         options = form_of(self.user_loss), self.weight_decay, self.dtype, self.layout.names
         code = [self.module, *options, *map(code_of, [self.user_loss, *self.module.modules()])]
-        loss = float(self.total(self.w, *self.sample()))  # says what no code does
+        loss = float(self.total(self.w, *self.sample()))  # attributes of the model count, too
         # in pieces of fixed size: memory must not enter
         data = [digest(*self.read(i, min(i + 1024, self.n))) for i in range(0, self.n, 1024)]
         return digest(text_of(code), self.state, data, f"{loss:.4g}")
