@@ -345,10 +345,10 @@ def command(name: str) -> Any:
     if not isinstance(target, typer.Typer):
         function, target = target, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         target.command(name)(function)
-    made: Any = typer.main.get_command(target)
-    made.name, panel = name, getattr(target, "rich_help_panel", None)
-    made.rich_help_panel = made.rich_help_panel or panel
-    return made
+    click_command: Any = typer.main.get_command(target)
+    click_command.name, panel = name, getattr(target, "rich_help_panel", None)
+    click_command.rich_help_panel = click_command.rich_help_panel or panel
+    return click_command
 
 
 def of_diagnostic(entry: Diagnostic) -> Callable[..., None]:

@@ -433,22 +433,23 @@ def lines(
     """
     from matplotlib.ticker import MaxNLocator
 
-    chosen, handles = palette or looks(tables), list[Any]()
+    has_legend, handles = palette is None and len(tables) > 1, list[Any]()
+    palette = palette or looks(tables)
     for name, rows in tables.items():
         points = rows.dropna(subset=["round", "value"])
         points = points.astype({"round": int, "value": float, "stderr": float})
         points = points.set_index("round").sort_index()
         if 1 in np.diff(points.index):
             points = points.reindex(range(points.index[0], points.index[-1] + 1))
-        value, error, own = points["value"], points["stderr"], chosen[name]
+        value, error, look = points["value"], points["stderr"], palette[name]
         if len(tables) <= 4:
             band = value - error, value + error
-            ax.fill_between(points.index, *band, color=own.color, alpha=0.15, linewidth=0)
-        handles += ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **own.line)
+            ax.fill_between(points.index, *band, color=look.color, alpha=0.15, linewidth=0)
+        handles += ax.plot(points.index, value, markevery=max(len(points) // 8, 1), **look.line)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     ax.set_xlabel("round")
     ax.grid(True)
-    if palette is None and len(tables) > 1:
+    if has_legend:
         ax.legend(
             handles,
             map(plain, tables),
